@@ -4,17 +4,20 @@
 #include <math.h>
 #include <string.h>
 
-/* Whether the kernel can use view v in place, except where a group ends within a vector of lanes. */
-bool sdpa_softmax_is_direct(const softmax_call *c, int v) {
+bool sdpa_softmax_is_close(const softmax_call *c, int v) {
     const sdpa_softmax_view *view = &c->view[v];
-    const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
-    if (view->dtype != (c->f64 ? SDPA_F64 : SDPA_F32) || view->swapped || c->n_reduced > 1) return false;
+    const int64_t size = sdpa_size_of(view->dtype), row = row_stride(c, v), col = column_stride(c, v);
+    if (view->swapped || c->n_reduced > 1) return false;
     if ((uintptr_t)view->data % (size_t)size || col % size) return false;
     for (int a = 0; a < c->n_kept; a++) {
         if (view->stride[a] % size) return false;
     }
     if (v == SDPA_SOFTMAX_X && c->view[SDPA_SOFTMAX_WHERE].data) return false;
     return c->lanes ? row == size : col == size || c->n == 1;
+}
+
+bool sdpa_softmax_is_direct(const softmax_call *c, int v) {
+    return c->view[v].dtype == (c->f64 ? SDPA_F64 : SDPA_F32) && sdpa_softmax_is_close(c, v);
 }
 
 static bool usable(const softmax_call *c, int v, int64_t n_rows) {
@@ -258,8 +261,31 @@ void sdpa_softmax_finish(const softmax_call *c, char *const *data, int64_t n_row
     store_column(c, data[SDPA_SOFTMAX_OUT], n_rows, lse);
 }
 
+static void run_columns(const softmax_call *c, char *const *data, int64_t n_rows, char *scratch) {
+    const sdpa_softmax_view *x = &c->view[SDPA_SOFTMAX_X];
+    const int64_t size = sdpa_size_of(x->dtype);
+    const sdpa_softmax_block b = {.op = c->op,
+                                  .phase = SDPA_SOFTMAX_WHOLE,
+                                  .n_rows = n_rows,
+                                  .n = c->n,
+                                  .x = data[SDPA_SOFTMAX_X],
+                                  .x_col = column_stride(c, SDPA_SOFTMAX_X) / size,
+                                  .g = data[SDPA_SOFTMAX_G],
+                                  .g_col = column_stride(c, SDPA_SOFTMAX_G) / size,
+                                  .out = data[SDPA_SOFTMAX_OUT],
+                                  .out_col = column_stride(c, SDPA_SOFTMAX_OUT) / size,
+                                  .scale = &c->scale,
+                                  .dtype = x->dtype,
+                                  .kept = scratch};
+    c->kernels->softmax_columns(&b);
+}
+
 void sdpa_softmax_group(const softmax_call *c, char *const *data, int64_t n_rows, int64_t owner, char *scratch,
                         sdpa_run *run) {
+    if (c->columns) {
+        run_columns(c, data, n_rows, scratch);
+        return;
+    }
     if (!c->n_stats) {
         sdpa_softmax_block b = {.op = c->op, .phase = SDPA_SOFTMAX_WHOLE, .scale = &c->scale};
         run_chunk(c, &b, data, n_rows, 0, c->n, scratch);

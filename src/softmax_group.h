@@ -15,13 +15,15 @@ typedef struct softmax_call {
     const struct sdpa_kernels *kernels;
     sdpa_softmax_op op;
     bool f64, lanes;
-    bool strips; /* lanes: all operands are staged */
+    bool strips;  /* lanes: all operands are staged */
+    bool columns; /* the kernel takes whole rows of any type as they lie, side by side */
     int n_kept, n_reduced;
     int64_t size[SDPA_SOFTMAX_AXES];
     sdpa_softmax_view view[SDPA_SOFTMAX_VIEWS];
     int64_t n;     /* elements in a row */
     int64_t inner; /* rows along the last kept axis */
     int64_t group; /* rows in a call of the kernel */
+    int64_t lead;  /* rows that the first group of a line has less than others */
     int64_t groups_per_line;
     int64_t n_groups, groups_per_unit;
     int64_t chunk, n_chunks;         /* of a row: elements, and how many there are */
@@ -58,6 +60,9 @@ static inline int64_t column_stride(const softmax_call *c, int v) {
 static inline bool sums(const softmax_call *c) {
     return c->op != SDPA_LOGSUMEXP_BACKWARD && c->op != SDPA_SOFTMAX_JACOBIAN;
 }
+
+/* Whether elements of view v lie side by side, in columns of lanes or in rows. */
+bool sdpa_softmax_is_close(const softmax_call *c, int v);
 
 /* Whether the kernel can use view v in place, except where a group ends within a vector of lanes. */
 bool sdpa_softmax_is_direct(const softmax_call *c, int v);

@@ -20,6 +20,10 @@
 #define STRIP_COLUMNS 8
 #define STRIP_LINE 1024
 #define STRIP_BYTES 131072
+/* Rows in a group of columns, at least: strips of them, of which one more is computed to reach a cache line. Rows of up
+ * to FEW elements, which need no conversion, are as fast in lanes. */
+#define LEAST_COLUMNS 1024
+#define FEW 4
 /* Elements per unit: work for about as long as waking a thread takes. */
 #define UNIT_ELEMENTS 65536
 /* Scratch of up to this size comes from the stack, so that a small call allocates nothing. */
@@ -109,7 +113,8 @@ static bool stages(const softmax_call *c) {
 
 /* Points data at the first elements of a group; returns its number of rows. */
 static int64_t find_group(const softmax_call *c, int64_t group, char **data) {
-    int64_t line = group / c->groups_per_line, i = group % c->groups_per_line * c->group;
+    const int64_t part = group % c->groups_per_line, i = part ? part * c->group - c->lead : 0;
+    int64_t line = group / c->groups_per_line;
     for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
         data[v] = c->view[v].data;
         if (data[v]) data[v] += i * row_stride(c, v);
@@ -121,7 +126,7 @@ static int64_t find_group(const softmax_call *c, int64_t group, char **data) {
             if (data[v]) data[v] += index * c->view[v].stride[a];
         }
     }
-    return c->inner - i < c->group ? c->inner - i : c->group;
+    return (part + 1 == c->groups_per_line ? c->inner : (part + 1) * c->group - c->lead) - i;
 }
 
 /* A unit of whole rows. */
@@ -213,6 +218,29 @@ static int64_t set_shape(softmax_call *c, const sdpa_softmax_problem *p) {
     return n_rows;
 }
 
+/* Whether the kernel of columns takes the call. */
+static bool fits_columns(const softmax_call *c) {
+    const sdpa_softmax_view *x = &c->view[SDPA_SOFTMAX_X], *g = &c->view[SDPA_SOFTMAX_G];
+    if (!sums(c) || c->op == SDPA_LOGSUMEXP || c->view[SDPA_SOFTMAX_WHERE].data) return false;
+    if (!c->kernels->columns) return false;
+    if (c->n > c->kernels->most_in_columns || c->inner < c->kernels->columns) return false;
+    if (c->n <= FEW && x->dtype == SDPA_F32) return false;
+    if (is_backward(c->op) && !(g->dtype == x->dtype && sdpa_softmax_is_close(c, SDPA_SOFTMAX_G))) return false;
+    return sdpa_softmax_is_close(c, SDPA_SOFTMAX_X) && sdpa_softmax_is_close(c, SDPA_SOFTMAX_OUT);
+}
+
+/* Groups but the first of a line begin at cache lines of out; the last one has the rows that are left, too. */
+static void set_columns(softmax_call *c) {
+    const sdpa_softmax_view *out = &c->view[SDPA_SOFTMAX_OUT];
+    const int64_t size = sdpa_size_of(out->dtype), columns = c->kernels->columns;
+    c->group = UNIT_ELEMENTS / c->n;
+    if (c->group < LEAST_COLUMNS) c->group = LEAST_COLUMNS;
+    c->group = c->group / columns * columns;
+    c->lead = (int64_t)((uintptr_t)out->data % SDPA_ALIGNMENT) / size;
+    c->groups_per_line = (c->inner + c->lead) / c->group;
+    if (c->groups_per_line < 1) c->groups_per_line = 1;
+}
+
 /* Decides whether rows go through the kernels in lanes, and how many at a time. */
 static void set_group(softmax_call *c) {
     const int64_t lanes = c->kernels->lanes, size = (int64_t)real_size(c);
@@ -220,6 +248,11 @@ static void set_group(softmax_call *c) {
     const bool short_rows = sums(c) && c->n <= most;
     const bool dense = magnitude(row_stride(c, SDPA_SOFTMAX_X)) < magnitude(column_stride(c, SDPA_SOFTMAX_X));
     c->lanes = c->inner >= (lanes + 1) / 2 && (short_rows || dense);
+    c->columns = c->lanes && dense && fits_columns(c);
+    if (c->columns) {
+        set_columns(c);
+        return;
+    }
     if (!c->lanes) {
         c->group = least(least(c->n ? c->chunk / c->n : SDPA_SOFTMAX_ROWS, SDPA_SOFTMAX_ROWS), c->inner);
         if (c->group < 1) c->group = 1;
@@ -237,7 +270,7 @@ static void set_groups(softmax_call *c, int64_t n_rows) {
     c->chunk = SDPA_SOFTMAX_CHUNK;
     const int64_t longest = least(c->n, c->chunk);
     set_group(c);
-    c->groups_per_line = (c->inner + c->group - 1) / c->group;
+    if (!c->columns) c->groups_per_line = (c->inner + c->group - 1) / c->group;
     c->n_groups = n_rows / c->inner * c->groups_per_line;
     c->groups_per_unit = UNIT_ELEMENTS / (c->group * (c->n ? c->n : 1));
     if (c->groups_per_unit < 1) c->groups_per_unit = 1;
@@ -249,7 +282,9 @@ static void set_groups(softmax_call *c, int64_t n_rows) {
     c->n_stats = whole ? 0 : (n_stats + STATS_STEP - 1) / STATS_STEP * STATS_STEP;
 
     for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) c->direct[v] = c->view[v].data && sdpa_softmax_is_direct(c, v);
-    if (stages(c)) {
+    if (c->columns) {
+        c->scratch_bytes = is_backward(c->op) ? 0 : real_size(c) * (size_t)(c->n * c->kernels->columns);
+    } else if (stages(c)) {
         sdpa_arena arena = {NULL, 0};
         sdpa_take(&arena, real_size(c) * (size_t)(longest * c->group));
         c->staged_bytes = arena.used;

@@ -64,6 +64,16 @@ INLINE vec vload_as(sdpa_dtype dtype, const char *p) {
     return vload((const real *)p);
 }
 
+#if SDPA_REAL == 32
+/* narrow_bf16 of VL elements. */
+INLINE void vnarrow_bf16(void *p, vec x) {
+    typedef uint16_t halves __attribute__((vector_size(2 * VL), aligned(1), may_alias));
+    const ivec bits = (ivec)x, rounded = bits + 0x7fff + (bits >> 16 & 1);
+    const ivec y = (ivec)vselect(x == x, (vec)rounded, (vec)(bits | 0x400000)) >> 16 & 0xffff;
+    *(halves *)p = __builtin_convertvector(y, halves);
+}
+#endif
+
 INLINE void load_f32(real *restrict dst, const char *src, int64_t n, int64_t stride, bool swapped) {
     if (!swapped && stride == 4 && (uintptr_t)src % 4 == 0) {
         const float *restrict s = (const float *)src;

@@ -141,6 +141,8 @@ typedef struct sdpa_softmax_block {
     sdpa_softmax_stats stats; /* of this chunk of each row; WRITE reads them for SDPA_SOFTMAX only */
     sdpa_softmax_stats row;   /* of the whole rows; read by WRITE */
     const sdpa_softmax_scale *scale;
+    sdpa_dtype dtype; /* softmax_columns: of x, g and out */
+    void *kept;       /* softmax_columns, in forward functions: room for n elements of `columns` rows */
 } sdpa_softmax_block;
 
 /* A kernel that runs one unit. `scratch` has bytes(p) bytes, aligned to SDPA_ALIGNMENT. */
@@ -192,6 +194,9 @@ struct sdpa_kernels {
     int short_row, short_row_backward;
     void (*softmax_rows)(const sdpa_softmax_block *b);
     void (*softmax_lanes)(const sdpa_softmax_block *b);
+    /* At least `columns` rows side by side, of at most most_in_columns elements. 0: the set has no such kernel. */
+    int columns, most_in_columns;
+    void (*softmax_columns)(const sdpa_softmax_block *b);
     void (*load_lanes)(void *dst, int64_t line, const char *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
                        sdpa_dtype dtype, bool swapped);
     void (*store_lanes)(char *dst, const void *src, int64_t line, int64_t n_rows, int64_t n, int64_t row, int64_t col,

@@ -86,33 +86,33 @@ INLINE vec add_term(enum sum_kind kind, vec sum, vec term, vec x, vec g) {
 
 /* Elements of out, n vectors of them: y holds x, and then the results. m and s belong to the row or, in SDPA_SOFTMAX, to
  * its chunk, see softmax_finish. s_low has the digits that s lacks; they matter where s cancels against g in
- * SDPA_SOFTMAX_BACKWARD, for a weight near 1. */
-INLINE void softmax_results(sdpa_softmax_op op, const softmax_constants *k, vec m, vec s, vec s_low, vec *y,
-                            const vec *g, int n) {
+ * SDPA_SOFTMAX_BACKWARD, for a weight near 1. All vectors have the same m and s (step 0), or each its own (1). */
+INLINE void softmax_results(sdpa_softmax_op op, const softmax_constants *k, const vec *m, const vec *s,
+                            const vec *s_low, int step, vec *y, const vec *g, int n) {
     vec p[MOST_AT_ONCE];
     const vec left_out = vset1(-(real)INFINITY);
     switch (op) {
     case SDPA_SOFTMAX: /* y holds the exponentials */
-        EACH(i, n) y[i] = vmuladd(y[i], s, y[i] * s_low);
+        EACH(i, n) y[i] = vmuladd(y[i], s[i * step], y[i] * s_low[i * step]);
         break;
     case SDPA_LOG_SOFTMAX:
-        EACH(i, n) y[i] = vmulsub(y[i] - m, vset1(k->inverse), s);
+        EACH(i, n) y[i] = vmulsub(y[i] - m[i * step], vset1(k->inverse), s[i * step]);
         break;
     case SDPA_SOFTMAX_BACKWARD:
-        EACH(i, n) y[i] = y[i] * ((g[i] - s) - s_low) * k->inverse;
+        EACH(i, n) y[i] = y[i] * ((g[i] - s[i * step]) - s_low[i * step]) * k->inverse;
         break;
     case SDPA_LOG_SOFTMAX_BACKWARD:
         EACH(i, n) p[i] = vmin2(vset1(k->d_max), y[i]);
         softmax_exps(k, p, n);
-        EACH(i, n) y[i] = vselect(y[i] == left_out, (vec){0}, vmuladd(-p[i], s, g[i]) * k->inverse);
+        EACH(i, n) y[i] = vselect(y[i] == left_out, (vec){0}, vmuladd(-p[i], s[i * step], g[i]) * k->inverse);
         break;
     case SDPA_LOGSUMEXP_BACKWARD:
-        EACH(i, n) p[i] = vmin2(vset1(k->d_max), y[i] - m);
+        EACH(i, n) p[i] = vmin2(vset1(k->d_max), y[i] - m[i * step]);
         softmax_exps(k, p, n);
-        EACH(i, n) y[i] = vselect(y[i] == left_out, (vec){0}, p[i] * s);
+        EACH(i, n) y[i] = vselect(y[i] == left_out, (vec){0}, p[i] * s[i * step]);
         break;
     case SDPA_SOFTMAX_JACOBIAN:
-        EACH(i, n) y[i] = y[i] * s;
+        EACH(i, n) y[i] = y[i] * s[i * step];
         break;
     case SDPA_LOGSUMEXP:
         break;
@@ -161,6 +161,15 @@ INLINE vec softmax_inverse(vec l, vec l_low, vec *s_low) {
 #endif
 }
 
+/* log_sum of vectors. */
+NOINLINE vec log_sums_of(vec l, vec l_low) {
+    real sum[VL], low[VL];
+    vstore(sum, l);
+    vstore(low, l_low);
+    SIMD for (int i = 0; i < VL; i++) sum[i] = (real)log_sum((double)sum[i], (double)low[i]);
+    return vload(sum);
+}
+
 /* softmax_finish for rows of a single chunk, whose l has the compute type. */
 INLINE void softmax_finishes(sdpa_softmax_op op, vec l, vec l_low, vec *s, vec *s_low) {
     const vec zero = {0};
@@ -168,11 +177,7 @@ INLINE void softmax_finishes(sdpa_softmax_op op, vec l, vec l_low, vec *s, vec *
     if (op == SDPA_SOFTMAX) {
         *s = softmax_inverse(l, l_low, s_low);
     } else if (op == SDPA_LOG_SOFTMAX) {
-        real sum[VL], low[VL];
-        vstore(sum, l);
-        vstore(low, l_low);
-        SIMD for (int i = 0; i < VL; i++) sum[i] = (real)log_sum((double)sum[i], (double)low[i]);
-        *s = vload(sum);
+        *s = log_sums_of(l, l_low);
     } else {
         *s = l;
         add_exactly(s, s_low, l_low);
@@ -280,14 +285,14 @@ INLINE void row_write(sdpa_softmax_op op, bool exp_first, const softmax_constant
         vec y[AT_ONCE], z[AT_ONCE];
         EACH(a, AT_ONCE) y[a] = vload(x + j + a * VL);
         EACH(a, AT_ONCE) z[a] = g ? vload(g + j + a * VL) : (vec){0};
-        softmax_results(op, k, vm, vs, vs_low, y, z, AT_ONCE);
+        softmax_results(op, k, &vm, &vs, &vs_low, 0, y, z, AT_ONCE);
         EACH(a, AT_ONCE) vstore(out + j + a * VL, y[a]);
     }
     for (; j < n; j += VL) {
         vec y = row_part(x, j, n, 0);
         const vec z = g ? row_part(g, j, n, 0) : (vec){0};
         if (exp_first) y = softmax_term(SUM_EXP, k, vm, y, z);
-        softmax_results(op, k, vm, vs, vs_low, &y, &z, 1);
+        softmax_results(op, k, &vm, &vs, &vs_low, 0, &y, &z, 1);
         row_part_store(out, y, j, n);
     }
 }

@@ -132,7 +132,7 @@ INLINE void lanes_write(sdpa_softmax_op op, bool exp_first, const softmax_consta
         vec y = vload(x + j * x_col);
         const vec z = gradient ? vload(at.g + j * b->g_col) : (vec){0};
         if (exp_first) y = softmax_term(SUM_EXP, k, t.shift, y, z);
-        softmax_results(op, k, t.shift, t.sum, t.low, &y, &z, 1);
+        softmax_results(op, k, &t.shift, &t.sum, &t.low, 0, &y, &z, 1);
         vstore(at.out + j * b->out_col, y);
     }
 }
@@ -289,7 +289,8 @@ INLINE void lanes_few(const sdpa_softmax_block *b, const softmax_constants *k, l
     }
     const ivec nan = lanes_finish(b, at.i, &t);
     EACH(j, n) term[j] = b->op == SDPA_SOFTMAX ? term[j] : x[j];
-    softmax_results(b->op, k, t.shift, t.sum, t.low, term, g, n);
+    const vec m = t.shift, s = t.sum, s_low = t.low; /* in registers: t has an address */
+    softmax_results(b->op, k, &m, &s, &s_low, 0, term, g, n);
     EACH(j, n) vstore(at.out + j * b->out_col, term[j]);
     if (forward && vany(nan)) lanes_fill_nan(nan, b, at);
 }

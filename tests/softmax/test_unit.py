@@ -513,7 +513,7 @@ def test_few_elements_after_a_chunk(rng, dtype, n):
         assert same_bits(a.T, b)
 
 
-@pytest.mark.parametrize("n", [2, 5, 8, 9, 21, 130])
+@pytest.mark.parametrize("n", [2, 4, 5, 8, 9, 21, 70, 130])
 def test_classes_of_pixels(rng, dtype, n):
     """Lines of pixels, of which the kernels cut off what is before the first whole cache line."""
     x, g = (rng.standard_normal((2, n, 700)).astype(dtype) for _ in range(2))
@@ -524,6 +524,11 @@ def test_classes_of_pixels(rng, dtype, n):
     rows = every_routine(*lines[:2], 2, lines[2])
     for a, b in zip(every_routine(x, g, 1, where), rows, strict=True):
         assert same_bits(a if a.ndim == 2 else a.swapaxes(1, 2), b)
+    for width in (64, 65, 127, 200):  # strips that overlap, or are alone
+        part = every_routine(x[..., :width], g[..., :width], 1, where[..., :width])
+        for a, b in zip(part, rows, strict=True):
+            b = b[:, :width] if b.ndim == 2 else b[:, :width].swapaxes(1, 2)
+            assert same_bits(a, b)
     for offset in (0, 1, 4, 31):
         memory = np.zeros(x.size + 64, dtype)
         out = memory[offset : offset + x.size].reshape(x.shape)

@@ -69,7 +69,7 @@ static interval is_less(interval a, interval b) { return truth(a.most < b.least,
 static interval is_at_most(interval a, interval b) { return truth(a.most <= b.least, a.least > b.most); }
 static interval is_equal(interval a, interval b) {
     const bool apart = a.most < b.least || b.most < a.least;
-    return truth(a.least == a.most && b.least == b.most && a.least == b.least && is_known(a), apart);
+    return truth(a.least == a.most && b.least == b.most && a.least == b.least, apart);
 }
 static interval inverse(interval a) { return truth(is_false(a), is_true(a)); }
 
@@ -79,10 +79,10 @@ static interval either_of(interval condition, interval a, interval b) {
     return (interval){fmin(a.least, b.least), fmax(a.most, b.most)};
 }
 
-/* Values of an integer or boolean array at flat indices `at`. */
+/* Values of an integer or boolean array at flat indices `at`, which are in range if they are known. */
 static interval gathered(const sdpa_argument *x, interval at, bool is_boolean) {
     const interval unknown = is_boolean ? either : anything;
-    if (x->size == 0 || !x->least || !is_known(at) || at.least < 0 || at.most >= (double)x->size) return unknown;
+    if (!x->least || !is_known(at)) return unknown;
     int64_t i = (int64_t)at.least, end = (int64_t)at.most + 1, least = INT64_MAX, most = INT64_MIN;
     while (i < end) {
         const bool whole = i % SDPA_SUMMARY == 0 && i + SDPA_SUMMARY <= end;
@@ -120,7 +120,8 @@ static interval masked_by(interval a, interval b) {
 /* A real number that float32 holds, too; others would be compared after a rounding of which nothing is known. */
 static interval as_real(interval x) { return fabs(x.least) <= 0x1p24 && fabs(x.most) <= 0x1p24 ? x : anything; }
 
-static interval constant_real(double x) { return x == (double)(float)x ? (interval){x, x} : anything; }
+/* Not infinity, which is no bound: what lies below it is not NaN. */
+static interval constant_real(double x) { return isfinite(x) && x == (double)(float)x ? (interval){x, x} : anything; }
 
 static interval of_integers(const sdpa_instruction *i, interval a, interval b, interval c) {
     switch (i->op) {
@@ -176,9 +177,7 @@ static interval of_booleans(const sdpa_instruction *i, interval a, interval b) {
     case SDPA_OP_logical_or:
         return truth(is_true(a) || is_true(b), is_false(a) && is_false(b));
     case SDPA_OP_logical_xor:
-        return is_known(a) && is_known(b) && a.least == a.most && b.least == b.most
-                   ? truth(a.least != b.least, a.least == b.least)
-                   : either;
+        return a.least == a.most && b.least == b.most ? truth(a.least != b.least, a.least == b.least) : either;
     default:
         return inverse(a);
     }
@@ -315,19 +314,18 @@ void sdpa_program_fail(const sdpa_program *p, enum sdpa_variant variant, const i
     interval r[SDPA_MOST_REGISTERS];
     int none = 0;
     if (!atomic_compare_exchange_strong(&p->fault->found, &none, 1)) return;
-    *p->fault =
-        (sdpa_fault){.found = 1, .array = -1, .batch = place[0], .head = place[1], .query = place[2], .key = place[3]};
+    *p->fault = (sdpa_fault){.found = 1, .batch = place[0], .head = place[1], .query = place[2], .key = place[3]};
     for (int i = 0; i < length_of(code); i++) {
         const sdpa_instruction *x = &code->first[i];
-        if (x->op == SDPA_OP_output || x->op == SDPA_OP_scatter) continue;
+        if (x->op == SDPA_OP_output) continue;
         r[x->dst] = step(p, x, r, &pair);
         if (x->op != SDPA_OP_index) continue;
         const interval at = r[x->c];
         if (at.least >= 0 && at.most < (double)p->arrays[x->a].axis[x->b]) continue;
         p->fault->array = x->a;
         p->fault->axis = x->b;
-        p->fault->index = is_known(at) ? (int64_t)at.least : -1;
-        return;
+        p->fault->index = is_known(at) ? (int64_t)at.least : SDPA_UNKNOWN_INDEX;
+        if (is_known(at)) return; /* else it may be right, and another wrong */
     }
 }
 
@@ -336,11 +334,11 @@ void sdpa_program_fail(const sdpa_program *p, enum sdpa_variant variant, const i
 /* Gradients of so many elements together, a quarter of a megabyte, are summed in whole copies. */
 #define SMALL_SUMS (INT64_C(1) << 15)
 
-/* The instruction before `end` that set a register; those of a tile are used again. */
+/* The instruction before `end` of a code with scatters that set a register; those of a tile are used again. */
 static const sdpa_instruction *setter(const sdpa_code *code, int end, int r) {
     while (end-- > 0) {
         const sdpa_instruction *x = &code->first[end];
-        if (x->dst == r && x->op != SDPA_OP_output && x->op != SDPA_OP_scatter) return x;
+        if (x->dst == r && x->op != SDPA_OP_scatter) return x;
     }
     return NULL;
 }
@@ -438,7 +436,7 @@ int64_t sdpa_program_set_reaches(const sdpa_program *p, enum sdpa_variant varian
             const interval at = within(a, r[x->b]);
             if (at.least < (double)reach->least) reach->least = (int64_t)at.least;
             if (at.most > (double)reach->most) reach->most = (int64_t)at.most;
-        } else if (x->op != SDPA_OP_output) {
+        } else {
             r[x->dst] = step(p, x, r, box);
         }
     }

@@ -81,7 +81,8 @@ typedef struct sdpa_argument {
     const int64_t *most;
 } sdpa_argument;
 
-/* The first index that was found out of range at a pair that is visible. */
+/* The first index that was found out of range at a pair that is visible; of one made of real numbers the place alone. */
+#define SDPA_UNKNOWN_INDEX INT64_MIN
 typedef struct sdpa_fault {
     _Atomic int found;
     int array, axis;

@@ -80,11 +80,9 @@ NOINLINE void logarithms(real *y, const real *x, int64_t n) {
 
 #define SQUARE_ROOT(x) (SDPA_REAL == 32 ? (real)sqrtf((float)(x)) : (real)sqrt((double)(x)))
 
-/* x without its fraction; numbers beyond integers of so many bits, and NaN, give the least one, as NumPy on x86 does. */
-INLINE int64_t truncated(real x, double bits) {
-    const double limit = bits == 64 ? 0x1p63 : 0x1p31;
-    return (double)x >= -limit && (double)x < limit ? (int64_t)x : bits == 64 ? INT64_MIN : INT32_MIN;
-}
+/* x without its fraction; numbers beyond integers, and NaN, give the least one, as NumPy on x86 does. A program with it is
+ * wide, since intervals know nothing of what it gives. */
+INLINE int64_t truncated(real x) { return (double)x >= -0x1p63 && (double)x < 0x1p63 ? (int64_t)x : INT64_MIN; }
 
 INLINE void read_tile(const program_run *r, const program_input *in, real *to) {
     for (int64_t i = 0; i < r->rows; i++, to += r->nv * VL) {
@@ -217,7 +215,7 @@ INLINE real *value_register(const program_run *r) {
         const real *set = (const real *)(r->registers + x->dst * r->slot);
         if (x->op == SDPA_OP_output && x->dst == SDPA_OUT_VALUE) {
             value = x->a < early ? NULL : (real *)(r->registers + x->a * r->slot);
-        } else if (x->op != SDPA_OP_output && x->op != SDPA_OP_scatter && set == value) {
+        } else if (x->op != SDPA_OP_output && set == value) {
             return NULL; /* used again */
         }
     }

@@ -159,7 +159,7 @@ INLINE void NAME(within)(const program_run *r, operands at) {
 }
 
 /* Numbers of pairs, and what a code reads and writes. */
-INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands at, int64_t n) {
+INLINE void NAME(exchange)(program_run *r, const sdpa_instruction *i, operands at, int64_t n) {
     switch (i->op) {
         TO_INT(batch, SAME(r->batch))
         TO_INT(head, SAME(r->head))
@@ -226,10 +226,7 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
             NAME(scatter)(r, &r->sums->reach[i->a], at.b, same, (const real *)at.c);
         }
         break;
-    default:
-        return false;
     }
-    return true;
 }
 
 INLINE bool NAME(calculate)(const sdpa_instruction *i, operands at, int64_t n) {
@@ -258,8 +255,7 @@ INLINE bool NAME(calculate)(const sdpa_instruction *i, operands at, int64_t n) {
         break;
     case SDPA_OP_integer_of_r:
         for (int64_t x = 0; x < n; x++) {
-            const int64_t whole = truncated(((const real *)at.a)[x], INTEGER_BITS);
-            ((NAME(integer) *)at.dst)[x] = (NAME(integer))whole;
+            ((NAME(integer) *)at.dst)[x] = (NAME(integer))truncated(((const real *)at.a)[x]);
         }
         break;
     case SDPA_OP_floor_divide:

@@ -143,7 +143,9 @@ static int make_pattern(sdpa_call *call, PyArrayObject **results) {
         return -1;
     }
     const sdpa_tile tile = sdpa_attention_tile(p);
-    const npy_intp sizes[] = {(p->n_q + tile.rows - 1) / tile.rows, (p->n_k + tile.columns - 1) / tile.columns}, n = 2;
+    const npy_intp sizes[] = {(p->n_q + tile.rows - 1) / tile.rows,
+                              p->n_k ? (p->n_k + tile.columns - 1) / tile.columns : 0},
+                   n = 2;
     results[0] = sdpa_call_result(call, &p->o, 2, sizes, p->dtype, NULL);
     results[1] = (PyArrayObject *)PyArray_EMPTY(1, &n, NPY_INT64, 0);
     if (!results[0] || !results[1]) return -1;

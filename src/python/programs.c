@@ -283,7 +283,7 @@ static int set_tangent(function *f, sdpa_dtype compute, PyObject *module, int i,
 int sdpa_functions_read_tangents(sdpa_functions *functions, const sdpa_options *options) {
     PyObject *given = options->score_args_t;
     const char *argument = options->where & IN(JVP) ? "score_args_t" : "gg_score_args";
-    if (!given || !functions) return 0; /* without functions it was refused */
+    if (!given) return 0; /* without functions it was refused */
     function *f = &functions->score;
     PyObject *values = PySequence_Tuple(given);
     if (!values || PyTuple_Size(values) != f->n_args) {
@@ -352,13 +352,13 @@ static int raise_fault(const function *f) {
     long long pair[4];
     if (!x->found) return 0;
     if (find_pair(f, pair) < 0) return -1;
-    PyObject *name = x->array >= 0 ? PyTuple_GetItem(field(f, NAMES), x->array) : NULL;
-    const sdpa_argument *a = x->array >= 0 ? &f->described[x->array] : NULL;
+    char got[32] = "";
+    if (x->index != SDPA_UNKNOWN_INDEX) PyOS_snprintf(got, sizeof got, ", got %lld", (long long)x->index);
     PyErr_Format(PyExc_IndexError,
-                 "%s: %U reads %S out of range: expected an index from 0 to %lld on axis %d, got %lld at b = %lld, h = "
-                 "%lld, q = %lld, k = %lld; mask such pairs, or clip the index",
-                 f->argument, field(f, NAME), name ? name : Py_None, (long long)(a ? a->axis[x->axis] - 1 : 0), x->axis,
-                 (long long)x->index, pair[0], pair[1], pair[2], pair[3]);
+                 "%s: %U reads %S out of range: expected an index from 0 to %lld on axis %d%s at b = %lld, h = %lld, "
+                 "q = %lld, k = %lld; mask such pairs, or clip the index",
+                 f->argument, field(f, NAME), PyTuple_GetItem(field(f, NAMES), x->array),
+                 (long long)f->described[x->array].axis[x->axis] - 1, x->axis, got, pair[0], pair[1], pair[2], pair[3]);
     return -1;
 }
 

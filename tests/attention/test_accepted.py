@@ -166,6 +166,12 @@ def test_numpy_scalars_as_options():
     np.testing.assert_array_equal(unbounded, sdpa.attention(**x))
 
 
+def test_a_scale_that_is_an_array_for_numpy_alone():
+    scale = np.array(0.5)
+    expected = sdpa.attention(**operands(), scale=scale)
+    np.testing.assert_array_equal(sdpa.attention(**operands(), scale=OnlyArray(scale)), expected)
+
+
 def test_none_is_absent():
     x = operands()
     options = {name: None for name, default, *_ in _core._options() if default == "None"}

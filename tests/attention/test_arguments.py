@@ -7,8 +7,8 @@ import inspect
 
 import numpy as np
 import pytest
-from support.calls import F32, backward_operands, message, ones, operands
-from support.helpers import BFLOAT16, compute_type
+from support.calls import CALLS, F32, backward_operands, message, ones, operands
+from support.helpers import BFLOAT16, compute_type, without_memory
 from support.protocols import OnDevice
 
 import sdpa
@@ -136,6 +136,7 @@ def test_lse_dtype_follows_the_operands():
         out, lse = sdpa.attention_forward(**x)
         assert out.dtype == dtype
         assert lse.dtype == compute_type(dtype)
+    assert sdpa.attention_forward(**operands(), lse_dtype=np.float32).lse.dtype == np.float32
     expected = "lse: expected float64, got float32; write lse.astype(query.dtype)"
     call = (out, *x.values(), out, lse.astype(np.float32))
     assert message(TypeError, sdpa.attention_backward, *call) == expected
@@ -193,6 +194,19 @@ class Broken:
         raise RuntimeError("broken")
 
 
+class BrokenMembers:
+    """Neither an array nor a generator, for all that one can know."""
+
+    def __getattr__(self, name):
+        raise RuntimeError("broken")
+
+
+class BrokenType:
+    @property
+    def dtype(self):
+        raise RuntimeError("broken")
+
+
 class BrokenPair(tuple):
     """A pair without the member `at`."""
 
@@ -212,12 +226,39 @@ class BrokenPair(tuple):
         {"window": BrokenPair((1, 1))},
         {"window": type("Second", (BrokenPair,), {"at": 1})((1, 1)), "is_causal": True},
         {"rng": Broken(), "dropout_p": 0.5},
+        {"rng": BrokenMembers()},
+        {"scale": BrokenMembers(), "workers": 1},
     ],
     ids=lambda options: "-".join(options),
 )
 def test_an_exception_of_an_argument_passes(options):
     with pytest.raises(RuntimeError, match="broken"):
-        sdpa.attention(**operands(), **options)
+        sdpa.attention(**(operands() | options))
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (sdpa.attention_weights, {"queries": slice(Broken(), None)}),
+        (sdpa.attention_forward, {"lse_dtype": BrokenType()}),
+    ],
+)
+def test_an_exception_of_another_option_passes(function, options):
+    with pytest.raises(RuntimeError, match="broken"):
+        function(**CALLS[function](), **options)
+
+
+def test_an_interruption_in_a_class_passes():
+    class Meta(type):
+        @property
+        def __module__(cls):
+            raise KeyboardInterrupt
+
+    class Interrupted(metaclass=Meta):
+        pass
+
+    with pytest.raises(KeyboardInterrupt):
+        sdpa.attention(Interrupted(), ones(7, 8), ones(7, 3))
 
 
 def test_an_axis_that_raises():
@@ -265,3 +306,80 @@ def test_functions_without_their_arguments():
     ):
         with pytest.raises(TypeError, match="missing"):
             function()
+
+
+X, NO_KEYS = np.ones((4, 5, 8)), np.ones((4, 0, 8))
+LSE = np.ones((4, 5), int)
+SHORT = X.astype(np.float16)
+LEADING = "value: expected leading axes that broadcast with (4,), got (3,)"
+REFUSED = {
+    "no query": (
+        TypeError,
+        sdpa.attention,
+        (None, X, X),
+        "query: expected float16, bfloat16, float32 or float64, got object",
+    ),
+    "heads of few axes": (ValueError, sdpa.attention, (X[0], X, X[:3]), LEADING),
+    "heads of a key of few axes": (ValueError, sdpa.attention, (X, X[0], X[:3]), LEADING),
+    "heads of no keys": (
+        ValueError,
+        sdpa.attention,
+        (X[:3], NO_KEYS, NO_KEYS),
+        "key: expected leading axes that broadcast with (3,), got (4,)",
+    ),
+    "lse": (
+        TypeError,
+        sdpa.attention_backward,
+        (*[SHORT] * 5, LSE),
+        "lse: expected float32 or float64, got int64; write lse.astype(np.float32)",
+    ),
+    "complex tangent": (
+        TypeError,
+        sdpa.attention_jvp,
+        (X, X, X, X * 1j, X, X),
+        "query_t: expected query's dtype float64, got complex128",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    exception, function, args, text = REFUSED[case]
+    assert message(exception, function, *args) == text
+
+
+def test_a_scale_beyond_float64s_units_of_log2():
+    text = message(ValueError, sdpa.attention, X, X, X, scale=1.7e308)
+    assert text.startswith("scale: expected a magnitude up to 1.24606592794178")
+    assert text.endswith("e+308, the range of float64 arithmetic, got 1.7e+308")
+
+
+def test_key_lengths_that_are_not_of_heads_either():
+    text = message(ValueError, sdpa.attention, X, X, X, key_lengths=np.ones(3, int))
+    assert text.endswith("broadcasts to the axes before heads, (), got (3,)")
+
+
+def test_a_word_that_additive_attention_has_nothing_for():
+    """Other functions name one for the weights."""
+    weight = np.ones((8, 2))
+    text = message(
+        TypeError, sdpa.additive_attention, *X[:3], weight, weight, np.ones(2), need_weights=True
+    )
+    assert text == "additive_attention() got an unexpected keyword argument 'need_weights'"
+
+
+def test_tiles_of_nothing():
+    rows = X.swapaxes(0, 1)
+    cu = [0, 5]
+    text = message(ValueError, _core._pattern, rows, rows, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    assert text == "cu_seqlens_q: expected None, since tiles belong to one sequence"
+    for query, key, shape in ((X, NO_KEYS, (4, 1, 0)), (X[:0], X[:0], (0, 1, 1))):
+        assert _core._pattern(query, key)[0].shape == shape
+    (kinds, _), needed = without_memory(lambda: _core._pattern(X, X))
+    assert needed == 1
+    assert (kinds == 2).all()
+
+
+def test_own_functions_check_their_arguments():
+    assert message(TypeError, _core._arrays, 1, x=X) == "expected arguments by keyword"
+    message(TypeError, _core._hint, 3)

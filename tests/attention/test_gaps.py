@@ -6,7 +6,7 @@ lie on both sides of that border, and beside whole vectors.
 
 import numpy as np
 import pytest
-from support.helpers import BFLOAT16, LAYOUTS, assert_same_bits, normal
+from support.helpers import BFLOAT16, LAYOUTS, assert_same_bits, normal, without_memory
 
 import sdpa
 
@@ -98,6 +98,14 @@ def test_broadcast_and_grouped_heads(rng, dtype, shape):
     assert_same(sdpa.attention(q, columns(k), v, enable_gqa=True, workers=3), expected)
     shared = np.broadcast_to(columns(k)[:, :1], (3, 4, n_k, 20))
     assert_same(sdpa.attention(q, shared, shared), sdpa.attention(q, shared.copy(), shared.copy()))
+
+
+def test_no_memory_for_copies(rng, dtype):
+    x = operands(rng, (150, 161, 36), dtype)
+    got, needed = without_memory(lambda: sdpa.attention(*map(columns, x)))
+    expected, fewer = without_memory(lambda: sdpa.attention(*x))
+    assert needed == fewer + 2
+    assert_same(got, expected)
 
 
 @pytest.mark.parametrize("invariant", [False, True])

@@ -57,6 +57,74 @@ MASKS = {
     "graph": (lambda b, h, q, k, g: g[h, q, k] | (q == k), (GRAPH,)),
 }
 
+SMALL = np.random.default_rng(6).integers(-40, 40, 300)
+HUGE = np.where(np.arange(300) % 3, SMALL, SMALL << 54)  # beyond what intervals know exactly
+REALS = np.random.default_rng(7).normal(150, 60, 300).clip(0, 299).astype(F32)
+SPECIAL = np.where(np.arange(300) // 50 % 2, REALS, np.resize([1, np.nan, np.inf, -np.inf], 300))
+EVEN = np.arange(300) % 2 == 0
+
+
+def whole(t, at):
+    """Integers of which intervals know nothing."""
+    return np.floor(t[at]).astype(int)
+
+
+# An operation each, of what is known of a tile, of what is not, and of what is at some tiles only.
+OPERATIONS = {
+    "and": (lambda b, h, q, k: ((q & 24) == 8) & ((k & -4) > 31), ()),
+    "and of unknown": (
+        lambda b, h, q, k, n, t: (whole(t, q) & whole(t, k)) + (n[k] & -8) > 3,
+        (SMALL, REALS),
+    ),
+    "or": (lambda b, h, q, k: (q | k) % 5 > (q ^ 7) - k, ()),
+    "left shift": (lambda b, h, q, k: ((k << 2) > q) & ((1 << (q % 9)) > k), ()),
+    "far shifts": (lambda b, h, q, k: ((q << 54) > (k << 53)) & (q >> 60 < 1), ()),
+    "right shift": (lambda b, h, q, k, n: ((q >> 3) > 9) | ((n[q] >> (k % 4)) == -3), (SMALL,)),
+    "shift of one head": (lambda b, h, q, k: (h > 0) & ((q << (h - 1)) > (k >> (h - 1))), ()),
+    "shift by unknown": (lambda b, h, q, k, t: (q >> whole(t, k)) > 0, (REALS / 64,)),
+    "divide": (lambda b, h, q, k: ((q - 150) // -7 > k // 9) | (-q // 50 == -3), ()),
+    "divide across 0": (lambda b, h, q, k: (q - 90) // (k - 100) > 1, ()),
+    "divide unknown": (lambda b, h, q, k, n: (n[q] // 3 > k // 20) | (k // n[k] > n[q]), (HUGE,)),
+    "remainder": (lambda b, h, q, k: ((q - 150) % -7 < -3) | (k % 100 < 30), ()),
+    "remainder across 0": (lambda b, h, q, k: (q - 90) % (k - 100) > 40, ()),
+    "remainder by 0": (lambda b, h, q, k: (q % 0 == 0) & (q // 0 > -1) & (k > 4), ()),
+    "remainder unknown": (lambda b, h, q, k, n: (n[q] % 64 > 9) & (k % n[k] > n[q] % -9), (HUGE,)),
+    "negative": (lambda b, h, q, k, n: (abs(n[q]) > -n[k]) & (-((q + 70_000) ** 2) < k), (HUGE,)),
+    "beyond": (lambda b, h, q, k: -((q + 2000) ** 5) + (k + 2000) ** 5 > 0, ()),
+    "at least": (lambda b, h, q, k, t: np.maximum(whole(t, q), 5) * 2 > k, (REALS,)),
+    "product": (lambda b, h, q, k, t: (whole(t, q) * k > 999) & (q * whole(t, k) > 0), (REALS,)),
+    "choice": (lambda b, h, q, k: np.where(k >= 128, q, np.where(h < 9, k, 0)) > 40, ()),
+    "clipped": (lambda b, h, q, k, n, t: n[whole(t, q).clip(9, 70)] < n[k], (SMALL, REALS)),
+    "unknown index": (lambda b, h, q, k, e, t: e[whole(t, k)] ^ e[q], (EVEN, REALS)),
+    "truth": (lambda b, h, q, k: ((q > k).astype(int) * 3 + (h > 0) > 2) ^ (k >= 0), ()),
+    "truth and truth": (lambda b, h, q, k, e: e[q] ^ (k > 99) ^ (q > 199), (EVEN,)),
+    "not equal": (lambda b, h, q, k, n: (q != k + 3) & (n[q] != n[k]) & (n[q] <= n[k]), (HUGE,)),
+    "real": (lambda b, h, q, k, t: (t[q] <= t[k]) & (t[k] != t[q]) & (q / 2 != 70.5), (REALS,)),
+    "real of truth": (lambda b, h, q, k, t: (q > k) * 0.5 < t[k] - 150, (REALS,)),
+    "real of large": (
+        lambda b, h, q, k, t: (q * 2_000_000 < t[k] * 9e5) | (-q * 2_000_000 > t[q]),
+        (REALS,),
+    ),
+    "finite": (lambda b, h, q, k, t: (abs(t[k]) < np.inf) & (t[q] <= np.inf), (SPECIAL,)),
+    "not NaN": (lambda b, h, q, k, t: (t[k] <= np.inf) & (-np.inf <= t[q]), (SPECIAL,)),
+    "truncated": (lambda b, h, q, k, t: t[k].astype(int) * 1e-9 < q, (SPECIAL * 1e17,)),
+}
+
+
+# Results without a score, or of the query alone; exponentials near the largest number.
+OTHERS = {
+    "bias alone": (lambda s, b, h, q, k, table: table[h, q - k + 300], (TABLE,)),
+    "of a query": (lambda s, b, h, q, k, factors: factors[b] * np.sqrt(q), (FACTORS,)),
+    "large": (lambda s, b, h, q, k: s + 1e-38 * np.exp(88.4 + s / 1000), ()),
+    "largest": (lambda s, b, h, q, k: s + np.minimum(np.exp(1000 + s), 3), ()),
+    "buckets": (
+        lambda s, b, h, q, k, table: (
+            s + table[h, np.floor(4 * np.log2(1.3 + abs(q - k))).astype(int)]
+        ),
+        (TABLE,),
+    ),
+}
+
 
 def options_of(score, mask, **more):
     f, args = SCORES[score]
@@ -73,10 +141,9 @@ def logits(query, key, options, offset=0):
     if cap:
         s = cap * np.tanh(s / cap)
     b, h, q, k = np.ogrid[tuple(slice(n) for n in s.shape)]
-    q = q + offset
+    q, seen = q + offset, np.ones(s.shape, bool)
     if f := options.get("score_mod"):
         s = f(s, b, h, q, k, *options.get("score_args", ()))
-    seen = np.ones(s.shape, bool)
     if m := options.get("mask_mod"):
         seen &= m(b, h, q, k, *options.get("mask_args", ()))
     if options.get("is_causal"):
@@ -132,6 +199,16 @@ def test_values(rng, dtype, score, mask):
             np.testing.assert_allclose(
                 statistics.max_weight, weights_of(z).max(-1), rtol=0, atol=2e-5
             )
+
+
+@pytest.mark.parametrize("score", OTHERS)
+@np.errstate(over="ignore")
+def test_other_values(rng, dtype, score):
+    options = dict(zip(("score_mod", "score_args"), OTHERS[score], strict=True))
+    query, key, value = operands(rng, dtype, 61, 300, 8)
+    expected = attend(query, key, value, options)
+    got = sdpa.attention(query, key, value, **options).astype(F64)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=bound(dtype))
 
 
 def central(function, x, direction, step=1e-6):
@@ -303,63 +380,6 @@ def test_nan_of_masked_pairs_is_not_seen(rng, dtype):
     )
 
 
-INDICES = {
-    "key": (
-        lambda s, b, h, q, k, t: s + t[k],
-        (10,),
-        "axis 0, got 10 at b = 0, h = 0, q = 0, k = 10",
-    ),
-    "pair": (
-        lambda s, b, h, q, k, t: s + t[q - k + 3],
-        (100,),
-        "axis 0, got -1 at b = 0, h = 0, q = 0, k = 4",
-    ),
-    "query": (
-        lambda s, b, h, q, k, t: s + t[q],
-        (5,),
-        "axis 0, got 5 at b = 0, h = 0, q = 5, k = 0",
-    ),
-    "head": (
-        lambda s, b, h, q, k, t: s + t[h],
-        (1,),
-        "axis 0, got 1 at b = 0, h = 1, q = 0, k = 0",
-    ),
-    "axis": (
-        lambda s, b, h, q, k, t: s + t[h, k],
-        (4, 12),
-        "axis 1, got 12 at b = 0, h = 0, q = 0, k = 12",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", INDICES)
-def test_index_out_of_range(rng, case):
-    function, shape, text = INDICES[case]
-    query, key, value = operands(rng, F32, 20, 30, 8)
-    with pytest.raises(IndexError) as caught:
-        sdpa.attention(
-            query, key, value, score_mod=function, score_args=(np.zeros(shape),), workers=1
-        )
-    assert str(caught.value).startswith(
-        "score_mod: <lambda> reads t out of range: expected an index"
-    )
-    assert text in str(caught.value)
-
-
-def test_an_index_out_of_range_at_hidden_pairs_is_none(rng, dtype):
-    query, key, value = operands(rng, dtype, 60, 60, 8)
-    table = normal(rng, (60,), F64)
-    out = sdpa.attention(
-        query, key, value, is_causal=True,
-        score_mod=lambda s, b, h, q, k, t: s + t[q - k], score_args=(table,),
-    )  # fmt: skip
-    options = {
-        "score_mod": lambda s, b, h, q, k, t: s + t[np.maximum(q - k, 0)],
-        "score_args": (table,),
-    }
-    np.testing.assert_array_equal(out, sdpa.attention(query, key, value, is_causal=True, **options))
-
-
 def test_integers_beyond_int32(rng):
     """Products of positions leave int32; the results do not."""
     query, key, value = operands(rng, F32, 70, 70, 8)
@@ -422,23 +442,22 @@ def test_distances_of_integers(rng, dtype):
     np.testing.assert_array_equal(seen(query, key, mask, args), expected)
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", [name for name in (MASKS | OPERATIONS) if name != "all"])
+@np.errstate(all="ignore")
 def test_tiles(rng, mask):
     """A tile is skipped only if nobody sees it, and counts as whole only if everybody does."""
-    m, args = MASKS[mask]
-    if not m:
-        return
-    query, key = (normal(rng, (2, 300, 8), F32) for _ in range(2))
-    kinds, (rows, columns) = sdpa._core._pattern(query, key, mask_mod=m, mask_args=args or None)
+    m, args = (MASKS | OPERATIONS)[mask]
     b, h, q, k = np.ogrid[:1, :2, :300, :300]
     seen = np.broadcast_to(m(b, h, q, k, *args), (1, 2, 300, 300))[0]
-    for head, i, j in np.ndindex(kinds.shape):
-        tile = seen[head, i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
-        assert kinds[head, i, j] == 1 or kinds[head, i, j] == (2 if tile.all() else 0)
-        assert tile.any() or kinds[head, i, j] != 2
-        if kinds[head, i, j] != 1:
-            assert tile.all() == (kinds[head, i, j] == 2)
-            assert tile.any() == (kinds[head, i, j] != 0)
+    for dtype in (F32, F64):
+        query, key = (normal(rng, (2, 300, 8), dtype) for _ in range(2))
+        options = {"mask_mod": m, "mask_args": args or None}
+        biased = sdpa.attention_weights(query, key, stage="biased", **options)
+        np.testing.assert_array_equal(np.isfinite(biased), seen)
+        kinds, (rows, columns) = sdpa._core._pattern(query, key, **options)
+        for head, i, j in np.ndindex(kinds.shape):
+            tile = seen[head, i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+            assert kinds[head, i, j] == 1 or tile.all() == tile.any() == (kinds[head, i, j] == 2)
 
 
 def test_long_band(rng):
@@ -484,17 +503,3 @@ def test_mechanisms_refuse_functions(name):
         text = rf"{function}\(\) got an unexpected keyword argument '{name}'; sdpa.attention takes"
         with pytest.raises(TypeError, match=text):
             call()
-
-
-def test_tangents_of_the_arguments_are_checked(rng):
-    x = normal(rng, (2, 4, 5, 3), F64)
-    options = options_of("relative", "documents")
-    for given, text in (
-        ((1,) * 2, r"score_args_t: expected 1 arrays or None, one for each of score_args, got 2"),
-        ((np.zeros(3),), r"score_args_t\[0\]: expected score_args\[0\]'s shape and a floating"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            sdpa.attention_jvp(x, x, x, x, x, x, score_args_t=given, **options)
-    out, lse = sdpa.attention_forward(x, x, x)
-    with pytest.raises(ValueError, match="needs: 'score_args' have gradients only where"):
-        sdpa.attention_backward(x, x, x, x, out, lse, needs=["score_args"])

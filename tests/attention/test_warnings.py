@@ -102,6 +102,13 @@ def test_one_causal_query_of_a_packed_sequence():
     sdpa.attention_statistics(*x, is_causal=True, **same)  # one query, one key
 
 
+def test_one_causal_query_over_the_keys_of_a_length():
+    x, key = np.ones((1, 4), np.float32), np.ones((5, 4), np.float32)
+    with pytest.warns(UserWarning, match=CAUSAL):
+        sdpa.attention(x, key, key, is_causal=True, key_lengths=2)
+    sdpa.attention(x, key, key, is_causal=True, key_lengths=1)
+
+
 def test_one_key_or_pytorchs_signature_does_not_warn():
     x = np.ones((1, 4), np.float32)
     sdpa.attention(x, x, x, is_causal=True)
@@ -125,11 +132,26 @@ def test_one_key_of_a_cache_does_not_warn():
         sdpa.attention(*x, is_causal=True, key_lengths=[1, 2])
 
 
-def test_packed_sequences_that_are_refused_do_not_warn_first():
+FAR = np.array([-(2**63), 2**63 - 1])
+
+
+@pytest.mark.parametrize(
+    ("cu_q", "cu_k"),
+    [(FAR, FAR), (None, [0, 9]), ([0, 9], None), (3, [0, 9]), ([0, 9], 3), ([0, 9], [0, 2, 9])],
+)
+def test_packed_sequences_that_are_refused_do_not_warn_first(cu_q, cu_k):
     x = np.ones((3, 9, 1, 4), np.float32)
-    far = np.array([-(2**63), 2**63 - 1])
-    with pytest.raises(ValueError, match="cu_seqlens_q"):
-        sdpa.attention(*x, is_causal=True, cu_seqlens_q=far, cu_seqlens_k=far)
+    with pytest.raises(ValueError, match=r"cu_seqlens_[qk]: expected"):
+        sdpa.attention(*x, is_causal=True, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+
+
+def test_operands_that_are_refused_do_not_warn_first():
+    x = np.ones((5, 4), np.float32)
+    with pytest.raises(ValueError, match="query: expected at least two axes"):
+        sdpa.attention(x[0], x, x, is_causal=True)
+    none = np.array([0])
+    sdpa.attention(*x[:, None].repeat(3, 0).reshape(3, 5, 1, 4), is_causal=True,
+                   cu_seqlens_q=none, cu_seqlens_k=none)  # fmt: skip
 
 
 def test_a_part_of_a_bias_is_not_taken_for_a_mask():
@@ -158,6 +180,8 @@ def test_a_warning_as_an_error_ends_the_call():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match=MASK):
             sdpa.attention(x, x, x, np.tri(5, dtype=np.float32))
+        with pytest.raises(UserWarning, match=CAUSAL):
+            sdpa.attention(x[:, :1], x, x, is_causal=True)
 
 
 def test_functions_composed_of_others_warn_once():

@@ -79,3 +79,10 @@ def test_no_byte_outside_is_touched(isa, dtype, rng, pages, n_q):
             out, lse = sdpa.additive_attention_forward(*x.values(), is_causal="upper_left")
             sdpa.additive_attention_backward(g, *x.values(), out, lse, is_causal="upper_left")
     check_additive(x, g, is_causal="upper_left")
+
+
+def test_a_key_of_more_columns_than_memory_holds():
+    x, w = np.ones((3, 2), np.float32), np.ones((2, 2), np.float32)
+    key, columns = np.broadcast_to(x[:, :1], (3, 1 << 41)), np.broadcast_to(w[:1], (1 << 41, 2))
+    with pytest.raises(MemoryError, match="no memory for additive attention of h = 2, d_k = "):
+        sdpa.additive_attention(x, key, x, w, columns, w[0])

@@ -65,6 +65,16 @@ def test_calls_that_do_not_fit():
         sdpa.softmax(X, temprature=2.0)
 
 
+def test_more_axes_than_an_array_can_have():
+    with refused(ValueError, "axis: expected each axis once, got more than an array can have"):
+        sdpa.softmax(X, axis=(0,) * 70)
+
+
+def test_no_weights():
+    """None, by position or by name, is what is not given."""
+    np.testing.assert_array_equal(sdpa.logsumexp(X, b=None), sdpa.logsumexp(X))
+
+
 @pytest.mark.parametrize("shape", [(10, 300), (300, 400), (2, 70000)])
 def test_no_memory(shape):
     """The scratch of a call whose elements have to be staged cannot be allocated."""

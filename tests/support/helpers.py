@@ -1,5 +1,7 @@
 """Comparison with the oracle, layouts of arrays in memory, independent oracles."""
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 from support import oracle
@@ -8,6 +10,7 @@ from support.bounds import compute_type as compute_type
 from support.bounds import unit_roundoff as unit_roundoff
 
 import sdpa
+from sdpa import _core
 from sdpa.reference import arrays
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -301,6 +304,18 @@ LAYOUTS = {
 
 
 # ---------------------------------------------------------------------------- independent oracles
+
+
+def without_memory(call):
+    """What a call gives, and how many allocations of the core it needs: each fails once before."""
+    for needed in itertools.count():
+        _core._alloc_fail_after(needed)
+        try:
+            return call(), needed
+        except MemoryError:
+            pass
+        finally:
+            _core._alloc_fail_after(-1)
 
 
 def visible_pairs(n_q, n_k, is_causal=False, window=None, key_length=None, query_offset=None):

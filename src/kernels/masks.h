@@ -18,7 +18,7 @@ typedef char bools __attribute__((vector_size(VL)));
 
 /* The elements of a mask for the lanes from i on, of n, which lie next to each other; the last one is repeated. */
 INLINE bools load_bools(const char *shown, int64_t i, int64_t n) {
-    bools x;
+    bools x = {0}; /* at -O1 GCC does not see that the loop sets all lanes */
     if (i + VL <= n) {
         memcpy(&x, shown + i, sizeof x);
     } else {

@@ -189,3 +189,22 @@ def test_a_softcap_near_or_beyond_the_largest_number_is_none(rng, dtype):
     np.testing.assert_allclose(
         np.float64(sdpa.attention_weights(q, k, softcap=1.2e-38, scale=1e3)), 1 / 7, rtol=1e-2
     )
+
+
+@pytest.mark.parametrize("n_k", [400, 1300])
+@pytest.mark.parametrize("lse_dtype", [np.float32, np.float64])
+def test_hidden_keys_beside_rows_whose_lse_is_far(rng, n_k, lse_dtype):
+    """Logits of 0 or 2^30, exact in both types; hidden: a block of keys, a part of one, a row."""
+    q = np.full((150, 1), 2.0**15, np.float32)
+    k = (rng.integers(0, 2, (n_k, 1)) * 2.0**15).astype(np.float32)
+    v, g = (rng.standard_normal((n, 4)).astype(np.float32) for n in (n_k, 150))
+    seen = np.ones((150, n_k), bool)
+    seen[:, 128:256] = seen[:48, 256:384] = seen[100] = False
+    options = {"attn_mask": seen, "scale": 1.0}
+    out, lse = sdpa.attention_forward(q, k, v, **options, lse_dtype=lse_dtype)
+    found = sdpa.attention_backward(g, q, k, v, out, lse, **options)
+    exact = [x.astype(np.float64) for x in (q, k, v)]
+    saved = sdpa.attention_forward(*exact, **options)
+    expected = sdpa.attention_backward(g.astype(np.float64), *exact, *saved, **options)
+    for ours, true, size in zip(found[:3], expected[:3], (2.0**15, 2.0**15, 1), strict=True):
+        np.testing.assert_allclose(ours, true, rtol=0, atol=1e-5 * size)

@@ -149,3 +149,30 @@ def test_a_float64_lse_beside_float64_is_the_default(rng):
     q, k, v, _ = operands(rng, 4, 6, dtype=np.float64)
     a, b = (sdpa.attention_forward(q, k, v, lse_dtype=x) for x in (None, np.float64))
     assert a.lse.tobytes() == b.lse.tobytes()
+
+
+# Columns and options: units go through ranges of keys together, unless one range holds all keys.
+LONG = {
+    "invariant": (16, {"invariant": True}),
+    "few columns": (1, {}),
+    "many columns": (600, {}),
+    "window": (16, {"window": (300, 20)}),
+}
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("case", LONG)
+def test_gradients_of_long_rows(rng, case):
+    """They are near those in float64, and the same with an lse of the other byte order."""
+    d, options = LONG[case]
+    n_q = 1300 if "window" in options else 60
+    q, k, v, g = (x[0] for x in operands(rng, n_q, 1300, d, heads=1))
+    out, lse = sdpa.attention_forward(q, k, v, **options, lse_dtype=np.float64)
+    found = sdpa.attention_backward(g, q, k, v, out, lse, **options)
+    exact = [x.astype(np.float64) for x in (q, k, v)]
+    saved = sdpa.attention_forward(*exact, **options)
+    expected = sdpa.attention_backward(g.astype(np.float64), *exact, *saved, **options)
+    other = sdpa.attention_backward(g, q, k, v, out, lse.astype(">f8"), **options)
+    for ours, true, again in zip(found[:3], expected[:3], other[:3], strict=True):
+        np.testing.assert_allclose(ours, true, rtol=0, atol=1e-5 * abs(true).max())
+        assert ours.tobytes() == again.tobytes()

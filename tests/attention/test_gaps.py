@@ -146,3 +146,19 @@ def test_nan_in_masked_keys_stays_there(rng, dtype):
     expected = sdpa.attention(*x, key_lengths=100)
     assert np.isfinite(expected.astype(np.float32)).all()
     assert_same(sdpa.attention(*map(columns, x), key_lengths=100), expected)
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+def test_columns_at_odd_addresses(rng, beside):
+    """Columns that lie a byte beside an element, all of them or one after the other."""
+    q, k, v = operands(rng, (5, 70, 33), np.float32, 1)
+
+    def moved(x):
+        """The rows of a column side by side, and `beside` bytes between columns."""
+        n, d = x.shape[-2:]
+        memory = np.zeros(1 + d * (4 * n + beside), np.uint8)
+        y = np.ndarray((1, n, d), x.dtype, memory, 1, (0, 4, 4 * n + beside))
+        y[...] = x
+        return y
+
+    assert_same(sdpa.attention(q, moved(k), moved(v)), sdpa.attention(q, k, v))

@@ -327,3 +327,10 @@ def test_gradients_of_arguments_that_are_not_given_are_refused(options):
         )
         == "needs: 'score_args' have gradients only where they are given, got None"
     )
+
+
+def test_keys_beyond_int32_are_refused():
+    """They need no memory of their own, and are found before anything is computed."""
+    x, key = np.ones((5, 3)), np.broadcast_to(1.0, (2**31 + 1, 3))
+    text = message(ValueError, sdpa.attention, x, key, key, score_mod=plus)
+    assert text.endswith("got queries from 0 to 4 and keys up to 2147483648")

@@ -54,6 +54,7 @@ def test_projections_of_any_size(isa, compute_dtype, rng, std):
 
 OPTIONS = {
     "mask": lambda rng, t: {"attn_mask": rng.random((2, 40, 60)) < 0.5},
+    "mask of some rows": lambda rng, t: {"attn_mask": np.tile(np.arange(40)[:, None] > 32, 60)},
     "bias": lambda rng, t: {"attn_mask": normal(rng, (40, 60), t)},
     "bias of rows": lambda rng, t: {"attn_mask": normal(rng, (40, 1), t)},
     "bias of keys": lambda rng, t: {"attn_mask": normal(rng, (60,), t)},

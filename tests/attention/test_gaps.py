@@ -148,10 +148,11 @@ def test_nan_in_masked_keys_stays_there(rng, dtype):
     assert_same(sdpa.attention(*map(columns, x), key_lengths=100), expected)
 
 
+@pytest.mark.parametrize("n_q", [1, 5])
 @pytest.mark.parametrize("beside", [0, 1])
-def test_columns_at_odd_addresses(rng, beside):
+def test_columns_at_odd_addresses(rng, beside, n_q):
     """Columns that lie a byte beside an element, all of them or one after the other."""
-    q, k, v = operands(rng, (5, 70, 33), np.float32, 1)
+    q, k, v = operands(rng, (n_q, 70, 33), np.float32, 1)
 
     def moved(x):
         """The rows of a column side by side, and `beside` bytes between columns."""

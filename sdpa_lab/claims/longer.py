@@ -73,7 +73,7 @@ CLAIMS = (
         f"more it can stand. {_FOUND}",
         experiment=by_factor,
         slow=True,
-        more=2,
+        more=4,
     ),
     Claim(
         id="longer-solved",
@@ -93,6 +93,6 @@ CLAIMS = (
         "trained, 16 times the length, 2000 steps}.",
         experiment=by_factor,
         slow=True,
-        more=2,
+        more=4,
     ),
 )

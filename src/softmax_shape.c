@@ -21,9 +21,10 @@
 #define STRIP_LINE 1024
 #define STRIP_BYTES 131072
 /* Rows in a group of columns, at least: strips of them, of which one more is computed to reach a cache line. Rows of up
- * to FEW elements, which need no conversion, are as fast in lanes. */
+ * to FEW elements, which need no conversion, are as fast in lanes, in forward functions those of up to FEW_FORWARD. */
 #define LEAST_COLUMNS 1024
 #define FEW 4
+#define FEW_FORWARD 32
 /* Elements per unit: work for about as long as waking a thread takes. */
 #define UNIT_ELEMENTS 65536
 /* Scratch of up to this size comes from the stack, so that a small call allocates nothing. */
@@ -224,7 +225,7 @@ static bool fits_columns(const softmax_call *c) {
     if (!sums(c) || c->op == SDPA_LOGSUMEXP || c->view[SDPA_SOFTMAX_WHERE].data) return false;
     if (!c->kernels->columns) return false;
     if (c->n > c->kernels->most_in_columns || c->inner < c->kernels->columns) return false;
-    if (c->n <= FEW && x->dtype == SDPA_F32) return false;
+    if (c->n <= (is_backward(c->op) ? FEW : FEW_FORWARD) && x->dtype == SDPA_F32) return false;
     if (is_backward(c->op) && !(g->dtype == x->dtype && sdpa_softmax_is_close(c, SDPA_SOFTMAX_G))) return false;
     return sdpa_softmax_is_close(c, SDPA_SOFTMAX_X) && sdpa_softmax_is_close(c, SDPA_SOFTMAX_OUT);
 }

@@ -24,7 +24,8 @@ bool sdpa_turn_wait(const sdpa_unit *u, int64_t block) {
     for (int64_t t = u->turns ? u->turn - 1 : -1; t >= 0 && goes_on; t--) {
         if (u->turns[t].first > block || block >= u->turns[t].last) continue;
         goes_on = sdpa_run_wait(u->run, &u->turns[t].next, block + 1);
-        break;
+        /* A unit that has ended may not have come to the block, nor waited there for those before it. */
+        if (atomic_load_explicit(&u->turns[t].next, memory_order_acquire) != INT64_MAX) break;
     }
     if (goes_on) sdpa_turn_clear(u, block);
     return goes_on;

@@ -94,8 +94,14 @@ NOINLINE bool sweep_blocks(const sdpa_unit *u, const backward_state *s, int64_t 
     const bool overfull = end - first > w->n_slots;
     if (b0 < first) b0 = first;
     for (int64_t b = b0; b < b1 && b < end; b++) {
-        if (is_hidden(u, b * size, size)) continue;
+        /* Also where it sees nothing: later units ask the one before them alone whether all earlier ones are done. */
+        const bool hidden = is_hidden(u, b * size, size);
+        if (hidden && !u->turns) continue;
         if (!sdpa_turn_wait(u, b)) return false;
+        if (hidden) {
+            sdpa_turn_pass(u, b);
+            continue;
+        }
         const bool anew = !s->kept || (overfull && b - first >= w->n_slots - 1);
         const int64_t j1 = (b + 1) * size < s->j1 ? (b + 1) * size : s->j1;
         for (keys piece = {.j0 = b * size}; next_piece(u, j1, &piece);) {

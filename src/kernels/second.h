@@ -253,8 +253,13 @@ COLD static void second_unit(const sdpa_unit *u, void *scratch) {
     if (!wants_scores(u) && !u->dv.data) j1 = j0;
     for (int64_t b = j0 / size; j0 < j1 && b * size < j1; b++) {
         const int64_t left = j1 - b * size;
-        if (is_hidden(u, b * size, size)) continue;
+        const bool hidden = is_hidden(u, b * size, size); /* see sweep_blocks */
+        if (hidden && !u->turns) continue;
         if (!sdpa_turn_wait(u, b)) return;
+        if (hidden) {
+            sdpa_turn_pass(u, b);
+            continue;
+        }
         second_keys(u, &w, &own, (keys){b * size, left < size ? left : size});
         sdpa_turn_pass(u, b);
     }

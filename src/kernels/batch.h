@@ -24,9 +24,10 @@ INLINE int64_t range_blocks(const sdpa_problem *p) {
     return bytes < RANGE_BYTES ? (RANGE_BYTES + bytes / 2) / bytes : 1;
 }
 
-/* The most units of a batch: one where all keep their P or see a single range. */
+/* The most units of a batch: one where all keep their P or see a single range, and under mask_mod, where a unit may see
+ * nothing of a range in which the next one of its batch would wait for it. */
 static int64_t backward_most(const sdpa_problem *p) {
-    return completes_all(p) || blocks_of(p, p->n_k) <= range_blocks(p) ? 1 : BATCH_UNITS;
+    return completes_all(p) || p->mask_mod || blocks_of(p, p->n_k) <= range_blocks(p) ? 1 : BATCH_UNITS;
 }
 
 /* The states of n units. */

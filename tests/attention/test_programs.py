@@ -503,3 +503,17 @@ def test_mechanisms_refuse_functions(name):
         text = rf"{function}\(\) got an unexpected keyword argument '{name}'; sdpa.attention takes"
         with pytest.raises(TypeError, match=text):
             call()
+
+
+@pytest.mark.parametrize("lse_dtype", [F32, F64])
+def test_threads_pass_ranges_that_a_mask_hides(rng, lse_dtype):
+    """A long head, of whose keys each unit sees some ranges and not others."""
+    query, key, value, grad_out = rng.standard_normal((4, 1, 9000, 16), np.float32)
+    own = {"mask_mod": lambda b, h, q, k: q // 1000 == k // 1000, "lse_dtype": lse_dtype}
+    out, lse = sdpa.attention_forward(query, key, value, **own, workers=1)
+    del own["lse_dtype"]
+    given = grad_out, query, key, value, out, lse
+    alone, *others = (sdpa.attention_backward(*given, **own, workers=n) for n in (1, 2, 3))
+    for other in others:
+        for a, b in zip(alone[:3], other[:3], strict=True):
+            np.testing.assert_array_equal(a, b)

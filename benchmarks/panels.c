@@ -16,6 +16,8 @@
 
 /* Nobody interrupts, and there is no other unit to wait for. */
 bool sdpa_run_stopped(sdpa_run *run) { return run == NULL; }
+void sdpa_turn_blocks(const sdpa_unit *u, int64_t *first, int64_t *last) { (void)u, (void)first, (void)last; }
+bool sdpa_turn_skip(const sdpa_unit *u, int64_t block) { return u && block >= 0; }
 bool sdpa_turn_wait(const sdpa_unit *u, int64_t block) { return u && block >= 0; }
 void sdpa_turn_pass(const sdpa_unit *u, int64_t block) { (void)u, (void)block; }
 bool sdpa_run_wait(sdpa_run *r, const _Atomic int64_t *counter, int64_t value) { return r && counter && value; }

@@ -19,20 +19,36 @@ void sdpa_turn_clear(const sdpa_unit *u, int64_t block) {
     u->begun[block] = true;
 }
 
-bool sdpa_turn_wait(const sdpa_unit *u, int64_t block) {
-    bool goes_on = !sdpa_run_stopped(u->run);
-    for (int64_t t = u->turns ? u->turn - 1 : -1; t >= 0 && goes_on; t--) {
-        if (u->turns[t].first > block || block >= u->turns[t].last) continue;
-        goes_on = sdpa_run_wait(u->run, &u->turns[t].next, block + 1);
-        /* A unit that has ended may not have come to the block, nor waited there for those before it. */
-        if (atomic_load_explicit(&u->turns[t].next, memory_order_acquire) != INT64_MAX) break;
+void sdpa_turn_blocks(const sdpa_unit *u, int64_t *first, int64_t *last) {
+    if (!u->turns) return;
+    *first = u->turns[u->turn].first;
+    *last = u->turns[u->turn].last;
+}
+
+/* Every unit passes each block of its turn in order, so that the one before speaks for all earlier ones. */
+static bool wait_for_earlier(const sdpa_unit *u, int64_t block) {
+    if (sdpa_run_stopped(u->run)) return false;
+    for (int64_t t = u->turns ? u->turn - 1 : -1; t >= 0; t--) {
+        const sdpa_turn *turn = &u->turns[t];
+        if (turn->first <= block && block < turn->last) return sdpa_run_wait(u->run, &turn->next, block + 1);
     }
-    if (goes_on) sdpa_turn_clear(u, block);
-    return goes_on;
+    return true;
+}
+
+bool sdpa_turn_wait(const sdpa_unit *u, int64_t block) {
+    if (!wait_for_earlier(u, block)) return false;
+    sdpa_turn_clear(u, block);
+    return true;
 }
 
 void sdpa_turn_pass(const sdpa_unit *u, int64_t block) {
     if (u->turns) atomic_store_explicit(&u->turns[u->turn].next, block + 1, memory_order_release);
+}
+
+bool sdpa_turn_skip(const sdpa_unit *u, int64_t block) {
+    if (u->turns && !wait_for_earlier(u, block)) return false;
+    sdpa_turn_pass(u, block);
+    return true;
 }
 
 bool sdpa_turn_wait_last(const sdpa_unit *u) {

@@ -24,10 +24,9 @@ INLINE int64_t range_blocks(const sdpa_problem *p) {
     return bytes < RANGE_BYTES ? (RANGE_BYTES + bytes / 2) / bytes : 1;
 }
 
-/* The most units of a batch: one where all keep their P or see a single range, and under mask_mod, where a unit may see
- * nothing of a range in which the next one of its batch would wait for it. */
+/* The most units of a batch: one where all keep their P or see a single range. */
 static int64_t backward_most(const sdpa_problem *p) {
-    return completes_all(p) || p->mask_mod || blocks_of(p, p->n_k) <= range_blocks(p) ? 1 : BATCH_UNITS;
+    return completes_all(p) || blocks_of(p, p->n_k) <= range_blocks(p) ? 1 : BATCH_UNITS;
 }
 
 /* The states of n units. */
@@ -93,16 +92,14 @@ NOINLINE bool sweep_blocks(const sdpa_unit *u, const backward_state *s, int64_t 
     const backward_scratch *w = &s->w;
     const int64_t size = sdpa_key_block(u->problem), first = s->j0 / size, end = blocks_of(u->problem, s->j1);
     const bool overfull = end - first > w->n_slots;
-    if (b0 < first) b0 = first;
-    for (int64_t b = b0; b < b1 && b < end; b++) {
-        /* Also where it sees nothing: later units ask the one before them alone whether all earlier ones are done. */
-        const bool hidden = is_hidden(u, b * size, size);
-        if (hidden && !u->turns) continue;
-        if (!sdpa_turn_wait(u, b)) return false;
-        if (hidden) {
-            sdpa_turn_pass(u, b);
+    const key_blocks own = blocks_to_pass(u, s->j0, s->j1);
+    if (b0 < own.first) b0 = own.first;
+    for (int64_t b = b0; b < b1 && b < own.last; b++) {
+        if (sees_none_of(u, s->j0, s->j1, b)) {
+            if (!sdpa_turn_skip(u, b)) return false;
             continue;
         }
+        if (!sdpa_turn_wait(u, b)) return false;
         const bool anew = !s->kept || (overfull && b - first >= w->n_slots - 1);
         const int64_t j1 = (b + 1) * size < s->j1 ? (b + 1) * size : s->j1;
         for (keys piece = {.j0 = b * size}; next_piece(u, j1, &piece);) {
@@ -131,11 +128,10 @@ NOINLINE void end_unit(const sdpa_unit *u, backward_state *s) {
 NOINLINE bool sweep_units(const sdpa_unit *units, backward_state *states, int64_t n) {
     int64_t first = INT64_MAX, end = 0;
     for (int64_t i = 0; i < n; i++) {
-        const backward_state *s = &states[i];
-        if (s->j0 >= s->j1) continue;
-        const int64_t own = s->j0 / sdpa_key_block(units->problem), own_end = blocks_of(units->problem, s->j1);
-        if (own < first) first = own;
-        if (own_end > end) end = own_end;
+        const key_blocks own = blocks_to_pass(&units[i], states[i].j0, states[i].j1);
+        if (own.first >= own.last) continue;
+        if (own.first < first) first = own.first;
+        if (own.last > end) end = own.last;
     }
     const int64_t step = n > 1 ? range_blocks(units->problem) : INT64_MAX / 2;
     for (int64_t b = first; b < end; b += step) {

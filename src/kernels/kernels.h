@@ -79,12 +79,16 @@ static inline void sdpa_visible_keys(const sdpa_unit *u, int64_t i0, int64_t n_i
     if (*j1 < *j0) *j1 = *j0;
 }
 
-/* A unit calls these before and after its work on key block `block`, before it adds to gradients that are not divided
- * by keys, and at its end. The waits return false if the call was interrupted. sdpa_turn_clear: initialises dk and dv of
+/* A unit calls sdpa_turn_wait and sdpa_turn_pass before and after its work on key block `block`, or sdpa_turn_skip where
+ * it sees nothing; sdpa_turn_wait_last before it adds to gradients that are not divided by keys; and sdpa_turn_end.
+ * sdpa_turn_wait, _skip and _wait_last return false if the call was interrupted. sdpa_turn_blocks: sets the blocks
+ * *first .. *last-1 to those that it must pass, where threads share its group. sdpa_turn_clear: initialises dk and dv of
  * a key block, if nothing has yet; sdpa_turn_wait does so, too. */
+void sdpa_turn_blocks(const sdpa_unit *u, int64_t *first, int64_t *last);
 void sdpa_turn_clear(const sdpa_unit *u, int64_t block);
 bool sdpa_turn_wait(const sdpa_unit *u, int64_t block);
 void sdpa_turn_pass(const sdpa_unit *u, int64_t block);
+bool sdpa_turn_skip(const sdpa_unit *u, int64_t block);
 bool sdpa_turn_wait_last(const sdpa_unit *u);
 void sdpa_turn_end(const sdpa_unit *u);
 

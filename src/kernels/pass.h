@@ -233,6 +233,25 @@ INLINE void add_to_head(const sdpa_matrix *d, double sum, real *line) {
     if (d->data) add_row(d->data, 0, d->dtype, &rounded, 1, line);
 }
 
+/* Key blocks first .. last-1. */
+typedef struct key_blocks {
+    int64_t first, last;
+} key_blocks;
+
+/* Those that a unit which sees keys j0 .. j1-1 goes through: theirs or, where threads share its group, all of its turn. */
+INLINE key_blocks blocks_to_pass(const sdpa_unit *u, int64_t j0, int64_t j1) {
+    const int64_t size = sdpa_key_block(u->problem);
+    key_blocks blocks = {j0 / size, j0 < j1 ? (j1 + size - 1) / size : j0 / size};
+    sdpa_turn_blocks(u, &blocks.first, &blocks.last);
+    return blocks;
+}
+
+/* Whether a unit that sees keys j0 .. j1-1 sees none of a block. */
+INLINE bool sees_none_of(const sdpa_unit *u, int64_t j0, int64_t j1, int64_t block) {
+    const int64_t size = sdpa_key_block(u->problem), first = block * size;
+    return j0 >= j1 || first + size <= j0 || first >= j1 || is_hidden(u, first, size);
+}
+
 /* Ends a unit, when its turn has come: adds dq (n_i, dq_row), dmask (one element per query, for a mask that is
  * broadcast over keys) and the sums of the head to the gradients that are wanted. dq that is the unit's own is written,
  * not added. */

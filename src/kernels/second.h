@@ -251,15 +251,14 @@ COLD static void second_unit(const sdpa_unit *u, void *scratch) {
     }
     const int64_t size = sdpa_key_block(p);
     if (!wants_scores(u) && !u->dv.data) j1 = j0;
-    for (int64_t b = j0 / size; j0 < j1 && b * size < j1; b++) {
-        const int64_t left = j1 - b * size;
-        const bool hidden = is_hidden(u, b * size, size); /* see sweep_blocks */
-        if (hidden && !u->turns) continue;
-        if (!sdpa_turn_wait(u, b)) return;
-        if (hidden) {
-            sdpa_turn_pass(u, b);
+    const key_blocks blocks = blocks_to_pass(u, j0, j1);
+    for (int64_t b = blocks.first; b < blocks.last; b++) {
+        if (sees_none_of(u, j0, j1, b)) {
+            if (!sdpa_turn_skip(u, b)) return;
             continue;
         }
+        const int64_t left = j1 - b * size;
+        if (!sdpa_turn_wait(u, b)) return;
         second_keys(u, &w, &own, (keys){b * size, left < size ? left : size});
         sdpa_turn_pass(u, b);
     }

@@ -9,7 +9,6 @@ knows no time of the tiles' instructions, which are counted. Nothing runs, and n
 needed. Debian's packages: gcc, llvm-22.
 """
 
-import argparse
 import runpy
 from typing import NamedTuple
 
@@ -164,18 +163,12 @@ def byte_table(text: str) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Print the tables, or write them into the page."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.amx", description=__doc__)
-    parser.add_argument("--page", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
-    options = parser.parse_args()
+def tables() -> str:
+    """Both tables."""
     flags = runpy.run_path(str(ROOT / "tools/isas.py"))["kernels"]("x86_64")["amx_f32"]
     assembly = ports.assembly(ROOT / "benchmarks/amx.c", flags)
-    text = f"{cycle_table(assembly)}\n\n{byte_table(assembly)}"
-    print(text)
-    if options.page:
-        counted.write(PAGE, text)
+    return f"{cycle_table(assembly)}\n\n{byte_table(assembly)}"
 
 
 if __name__ == "__main__":
-    main()
+    counted.main("benchmarks.amx", __doc__, PAGE, tables)

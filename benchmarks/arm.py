@@ -9,7 +9,6 @@ them, with all data in L1 and every branch foreseen. Debian's packages: gcc-aarc
 libc6-dev-arm64-cross, qemu-user, llvm-22.
 """
 
-import argparse
 import os
 import re
 import runpy
@@ -124,17 +123,11 @@ def table(found: Shares) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Print the table, or write it into the page."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.arm", description=__doc__)
-    parser.add_argument("--page", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
-    options = parser.parse_args()
+def tables() -> str:
+    """The table of panels and calls."""
     found = shares(build())
-    text = table(found | calls(found))
-    print(text)
-    if options.page:
-        counted.write(PAGE, text)
+    return table(found | calls(found))
 
 
 if __name__ == "__main__":
-    main()
+    counted.main("benchmarks.arm", __doc__, PAGE, tables)

@@ -1,7 +1,9 @@
 """What the pages of figures that are counted, not measured, share: llvm-mca and their tables."""
 
+import argparse
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +30,18 @@ def ports(text: str) -> list[float]:
     return [0.0 if port == "-" else float(port) for port in row.split()]
 
 
-def write(page: Path, text: str) -> None:
+def main(module: str, description: str | None, page: Path, count: Callable[[], str]) -> None:
+    """Print what is counted; with --page, write it into the page, too."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--page", action="store_true", help=f"write {page.relative_to(ROOT)}")
+    options = parser.parse_args()
+    text = count()
+    print(text)
+    if options.page:
+        _write(page, text)
+
+
+def _write(page: Path, text: str) -> None:
     """Replace what is between the page's two marks."""
     head, begin, rest = page.read_text().partition("<!-- counts -->\n")
     _, end, tail = rest.partition("<!-- end of counts -->\n")

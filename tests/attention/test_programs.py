@@ -413,8 +413,13 @@ def test_division_of_integers(rng, dtype, sign):
     a[:6], b[:4] = (-LARGE, LARGE, 0, -1, 1, b[9] * 3), (sign, 2 * sign, sign * LARGE, 3 * sign)
     a[6:40] = a[6:40] // b[6:40] * b[6:40] + rng.integers(-1, 2, 34)
     args = (np.clip(a, -LARGE, LARGE), b)
-    quotients = lambda _b, h, q, k, a, b: a[q] // b[k] % 1009 < 400  # noqa: E731
-    rests = lambda _b, h, q, k, a, b: a[q] % b[k] % 1009 < 400  # noqa: E731
+
+    def quotients(_b, h, q, k, a, b):
+        return a[q] // b[k] % 1009 < 400
+
+    def rests(_b, h, q, k, a, b):
+        return a[q] % b[k] % 1009 < 400
+
     q, k = np.ogrid[:70, :300]
     for mask in (quotients, rests):
         expected = np.broadcast_to(mask(0, 0, q, k, *args), (*SHAPE, 70, 300))

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 LIST = Path(__file__).parents[1] / "src" / "runtime" / "isas.inc"
-ROW = re.compile(r'^ISA\((\w+), (\w+), \w+, "([\d,]+)", "(.*)"\)$', re.MULTILINE)
+ROW = re.compile(r'^ISA\((\w+), (\w+), (\w+), "([\d,]+)", "(.*)"\)$', re.MULTILINE)
 
 
 def kernels(machine: str, *, stand_ins: bool = False) -> dict[str, list[str]]:
@@ -12,10 +12,16 @@ def kernels(machine: str, *, stand_ins: bool = False) -> dict[str, list[str]]:
 
     With `stand_ins`, those for instruction sets that the machine may lack are among them.
     """
+    units = [
+        (name, base, bits, flags)
+        for name, architecture, base, types, flags in ROW.findall(LIST.read_text(encoding="utf-8"))
+        if architecture in ("any", machine) or (stand_ins and architecture == "test")
+        for bits in types.split(",")
+    ]
+    shared = {(base, bits) for name, base, bits, _ in units if name != base}
     found = {}
-    for name, architecture, types, flags in ROW.findall(LIST.read_text(encoding="utf-8")):
-        if architecture in ("any", machine) or (stand_ins and architecture == "test"):
-            for bits in types.split(","):
-                macros = [f"-DSDPA_ISA={name}", f"-DSDPA_ISA_{name.upper()}", f"-DSDPA_REAL={bits}"]
-                found[f"{name}_f{bits}"] = [*flags.split(), *macros]
+    for name, base, bits, flags in units:
+        macros = [f"-DSDPA_ISA={name}", f"-DSDPA_ISA_{name.upper()}", f"-DSDPA_REAL={bits}"]
+        macros += [f"-DSDPA_BASE={base}"] if (base, bits) in shared else []
+        found[f"{name}_f{bits}"] = [*flags.split(), *macros]
     return found

@@ -1,5 +1,6 @@
 /* The kernels of one instruction set for one type: compiled once for each type on each line of runtime/isas.inc, with
- * -DSDPA_ISA=name, -DSDPA_ISA_NAME and -DSDPA_REAL=32 or 64. The table is the only symbol that the object exports. */
+ * -DSDPA_ISA=name, -DSDPA_ISA_NAME and -DSDPA_REAL=32 or 64. The object exports the table and, to sets of the same base,
+ * what is SHARED (vec.h). */
 #include "kernels.h"
 #include "vec.h"
 

@@ -65,6 +65,13 @@ INLINE int64_t next_columns(const char *row, int64_t j, int64_t n, int64_t size)
     return j >= last ? n : next < last ? next : last;
 }
 
+/* dst (n, dst_row) = the transpose of n_rows <= VL rows of n elements, 0 in the lanes without a row. Strides of src in
+ * bytes. */
+#define load_across OF_BASE(load_across)
+SHARED void load_across(real *dst, int64_t dst_row, const char *src, int n_rows, int64_t n, int64_t row, int64_t col,
+                        sdpa_dtype dtype, bool swapped);
+
+#if OWNS_SHARED
 /* load_across of whole vectors: n >= VL elements of `dtype`, a constant, next to each other. */
 INLINE void load_across_as(sdpa_dtype dtype, real *dst, int64_t dst_row, const char *src, int n_rows, int64_t n,
                            int64_t row) {
@@ -84,10 +91,8 @@ INLINE void load_across_as(sdpa_dtype dtype, real *dst, int64_t dst_row, const c
     }
 }
 
-/* dst (n, dst_row) = the transpose of n_rows <= VL rows of n elements, 0 in the lanes without a row. Strides of src in
- * bytes. */
-NOINLINE void load_across(real *dst, int64_t dst_row, const char *src, int n_rows, int64_t n, int64_t row, int64_t col,
-                          sdpa_dtype dtype, bool swapped) {
+SHARED void load_across(real *dst, int64_t dst_row, const char *src, int n_rows, int64_t n, int64_t row, int64_t col,
+                        sdpa_dtype dtype, bool swapped) {
     const int64_t size = sdpa_size_of(dtype);
     const bool direct = !swapped && col == size && row % size == 0 && (uintptr_t)src % (uintptr_t)size == 0;
     if (direct && n >= VL) {
@@ -123,6 +128,7 @@ NOINLINE void load_across(real *dst, int64_t dst_row, const char *src, int n_row
         for (int t = 0; t < width; t++) vstore(dst + (j + t) * dst_row, r[t]);
     }
 }
+#endif
 
 /* to (n, to_row) = rows of m from j0 on, d columns; zeros up to to_row, which holds whole vectors. */
 NOINLINE void load_rows(real *to, int64_t to_row, const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d) {

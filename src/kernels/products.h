@@ -301,6 +301,19 @@ INLINE void few_rows(const gemm *g, sdpa_dtype dtype) {
     }
 }
 
+/* The product for so few rows that most rows of a tile would be idle. */
+#define gemm_few_rows OF_BASE(gemm_few_rows)
+SHARED void gemm_few_rows(const gemm *g);
+
+/* gemm_few_rows with narrow_rows for b. */
+#define gemm_narrow OF_BASE(gemm_narrow)
+SHARED void gemm_narrow(const gemm *g);
+
+/* gemm_few_rows of one row with rows_across for b, for vectors of at least eight lanes, so that sums take turns as there. */
+#define gemm_across OF_BASE(gemm_across)
+SHARED void gemm_across(const gemm *g);
+
+#if OWNS_SHARED
 /* a b for n <= VL columns of b, which lies across: squares of it are transposed in registers. */
 INLINE vec across_columns(const gemm *g, int turns, int64_t j, int n) {
     const int64_t col = g->across.col / (int64_t)sizeof(real), whole = g->depth / turns * turns;
@@ -330,8 +343,7 @@ INLINE vec across_columns(const gemm *g, int turns, int64_t j, int n) {
     return acc[0];
 }
 
-/* gemm_few_rows of one row with rows_across for b, for vectors of at least eight lanes, so that sums take turns as there. */
-NOINLINE void gemm_across(const gemm *g) {
+SHARED void gemm_across(const gemm *g) {
     for (int64_t j = 0, end = 0, turns = 1; j < g->n; j += VL) {
         if (j == end) {
             const int width = few_width(g->n - j);
@@ -347,17 +359,16 @@ NOINLINE void gemm_across(const gemm *g) {
     }
 }
 
-/* The product for so few rows that most rows of a tile would be idle. */
-NOINLINE void gemm_few_rows(const gemm *g) { few_rows(g, REAL_DTYPE); }
+SHARED void gemm_few_rows(const gemm *g) { few_rows(g, REAL_DTYPE); }
 
-/* gemm_few_rows with narrow_rows for b. */
-NOINLINE void gemm_narrow(const gemm *g) {
+SHARED void gemm_narrow(const gemm *g) {
     if (WIDENS_F16 && g->narrow.dtype == SDPA_F16) {
         few_rows(g, SDPA_F16);
     } else {
         few_rows(g, SDPA_BF16);
     }
 }
+#endif
 
 /* The product, summed in the order of the tiles, where a masked pair may meet NaN or Inf. A masked pair is -0 in a, and
  * is skipped instead of multiplied. This is rare, so the loops are plain. */

@@ -96,6 +96,15 @@ INLINE void write_tile(const program_run *r, const program_output *out, const re
     }
 }
 
+/* Runs n_steps instructions on n elements, a multiple of VL; wide: with integers of 64 bits beside float32. */
+#define narrow_run_section OF_BASE(narrow_run_section)
+#define wide_run_section OF_BASE(wide_run_section)
+SHARED void narrow_run_section(program_run *r, const sdpa_instruction *first, int n_steps, int64_t n);
+#if SDPA_REAL == 32
+SHARED void wide_run_section(program_run *r, const sdpa_instruction *first, int n_steps, int64_t n);
+#endif
+
+#if OWNS_SHARED
 #define INTEGER_BITS SDPA_REAL
 #define NAME(x) narrow_##x
 #include "program_steps.h"
@@ -103,6 +112,7 @@ INLINE void write_tile(const program_run *r, const program_output *out, const re
 #define INTEGER_BITS 64
 #define NAME(x) wide_##x
 #include "program_steps.h"
+#endif
 #endif
 
 INLINE void run_section(program_run *r, enum sdpa_section section, int64_t n) {

@@ -304,8 +304,7 @@ INLINE bool NAME(compute)(const sdpa_instruction *i, operands at, int64_t n) {
     return true;
 }
 
-/* Runs a section on n elements, a multiple of VL. */
-NOINLINE void NAME(run_section)(program_run *r, const sdpa_instruction *first, int n_steps, int64_t n) {
+SHARED void NAME(run_section)(program_run *r, const sdpa_instruction *first, int n_steps, int64_t n) {
     for (const sdpa_instruction *i = first; i < first + n_steps; i++) {
         /* Copies, which no store of an element can change. */
         const operands at = {r->registers + i->dst * r->slot, r->registers + i->a * r->slot,

@@ -56,6 +56,23 @@
 #include "vec_generic.h"
 #endif
 
+/* Large functions that are the same in all sets of one base, SDPA_BASE (runtime/isas.inc), are SHARED and named by
+ * OF_BASE: the base's unit has their code, where OWNS_SHARED is 1, and the others call it. */
+#ifdef SDPA_BASE
+#define SHARED __attribute__((noinline))
+#define OF_BASE_2(base, bits, name) sdpa_##base##_f##bits##_##name
+#define OF_BASE_1(base, bits, name) OF_BASE_2(base, bits, name)
+#define OF_BASE(name) OF_BASE_1(SDPA_BASE, SDPA_REAL, name)
+#else /* no other unit has this base */
+#define SHARED NOINLINE
+#define OF_BASE(name) name
+#endif
+#ifdef FEW_PASSES
+#define OWNS_SHARED 0
+#else
+#define OWNS_SHARED 1
+#endif
+
 #ifdef HAVE_BF16_PAIRS
 #define BF16_PAIRS 1
 #else

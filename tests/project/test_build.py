@@ -116,9 +116,12 @@ def hot_loops(instructions):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_object_exports_its_table_alone(built, name):
+def test_a_kernel_object_exports_its_table_and_what_other_sets_share_with_it(built, name):
     symbols = run("nm", "--extern-only", "--defined-only", built.kernel(name))
-    assert [line.split()[-1] for line in symbols.splitlines()] == [f"sdpa_{name}"]
+    table, *shared = sorted(line.split()[-1] for line in symbols.splitlines())
+    assert table == f"sdpa_{name}"
+    assert all(symbol.startswith(f"{table}_") for symbol in shared)
+    assert bool(shared) == (name == "avx512_f32")
 
 
 def test_every_kernel_was_built(built):

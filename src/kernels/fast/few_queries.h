@@ -144,6 +144,11 @@ NOINLINE void few_scores_narrow(real *s, const real *q, const rows *k, int64_t d
     }
 }
 
+/* few_scores of one query and rows_across. Each element of K is read once, along the keys, and nothing is transposed. */
+#define few_scores_across OF_BASE(few_scores_across)
+SHARED void few_scores_across(real *s, const real *q, const rows *k, int64_t depth);
+
+#if OWNS_SHARED
 /* The products of a query, q (depth rounded up to VL), and keys in the lanes, `width` of them from k on, whose elements are
  * k_col apart. The elements are added in the order of few_products and few_sums, as if each were in its lane there. */
 INLINE vec few_products_across(const real *q, const real *k, int64_t k_col, int width, int64_t depth) {
@@ -167,8 +172,7 @@ INLINE vec few_products_across(const real *q, const real *k, int64_t k_col, int 
     return vsum_of_lanes(lane);
 }
 
-/* few_scores of one query and rows_across. Each element of K is read once, along the keys, and nothing is transposed. */
-NOINLINE void few_scores_across(real *s, const real *q, const rows *k, int64_t depth) {
+SHARED void few_scores_across(real *s, const real *q, const rows *k, int64_t depth) {
     const int64_t size = (int64_t)sizeof(real), k_col = k->across.col / size;
     const char *first = k->across.data;
     if (k->n < VL) vstore(s, few_products_across(q, (const real *)first, k_col, (int)k->n, depth));
@@ -177,6 +181,7 @@ NOINLINE void few_scores_across(real *s, const real *q, const rows *k, int64_t d
     }
     few_fill(s, 1, k->n, -(real)INFINITY);
 }
+#endif
 
 /* Rearranges s (n, VL), which has a query per lane, into the order of few_scores, then `fill`. */
 NOINLINE void few_pack(real *s, int period, int64_t n, real fill) {

@@ -29,7 +29,7 @@
  *   HAVE_AMX          amx_begin, amx_end: around what uses the eight registers of 16 rows of 64 bytes; AMX_ZERO,
  *                     AMX_LOAD, AMX_STORE (p, bytes between rows), AMX_MULTIPLY: c += a b, see amx_multiply in
  *                     vec_amx_model.h; vmost_bits, vleast_bits: the larger and the smaller words
- *   HAVE_QUARTERS     vquarters: a vector of four times four elements, `step` apart
+ *   HAVE_FOURS        vfours: a vector of VL / 4 times four elements, `step` apart
  *   HAVE_LANES        vmuladd_lane: a[lane] * b + c (lane is a constant), at the price of vmuladd
  *   FEW_PASSES        few passes gain by these instructions: others use another set's kernels (isa.c, kernel.c)
  *
@@ -153,17 +153,13 @@ INLINE vec vmul_finite(real a, vec x) {
 #endif
 #define SHUFFLE(F, a, b, h) __builtin_shufflevector(a, b, LANES(F, h))
 
-#if VL == 16
+#if VL >= 8
 /* Of each group of four lanes: elements 0 and 1, or 2 and 3, of a and of b in turn; of a, then of b. */
 #define FIRSTS(l, h) ((l) / 4 * 4 + (l) % 4 / 2 + (l) % 2 * VL)
 #define SECONDS(l, h) (FIRSTS(l, h) + 2)
 #define FRONTS(l, h) ((l) / 4 * 4 + (l) % 2 + ((l)&2 ? VL : 0))
 #define BACKS(l, h) (FRONTS(l, h) + 2)
-/* Groups 0 and 2, or 1 and 3, of a, then of b. */
-#define EVEN_GROUPS(l, h) ((l) / 4 % 2 * 8 + (l) % 4 + (l) / 8 * VL)
-#define ODD_GROUPS(l, h) (EVEN_GROUPS(l, h) + 4)
-
-/* In-place transpose of 4 x 4 in each group of four lanes. Each step here and in vtranspose is one instruction without an
+/* In-place transpose of 4 x 4 in each group of four lanes. Each step here and for 16 lanes is one instruction without an
  * index, where the butterfly below permutes two registers by a third. */
 INLINE void transpose_groups(vec *r) {
     vec t[4];
@@ -176,6 +172,17 @@ INLINE void transpose_groups(vec *r) {
         r[2 * h + 1] = SHUFFLE(BACKS, t[h], t[h + 2], 0);
     }
 }
+
+#undef BACKS
+#undef FRONTS
+#undef SECONDS
+#undef FIRSTS
+#endif
+
+#if VL == 16
+/* Groups 0 and 2, or 1 and 3, of a, then of b. */
+#define EVEN_GROUPS(l, h) ((l) / 4 % 2 * 8 + (l) % 4 + (l) / 8 * VL)
+#define ODD_GROUPS(l, h) (EVEN_GROUPS(l, h) + 4)
 
 INLINE void vtranspose(vec *r) {
     vec t[VL];
@@ -193,10 +200,6 @@ INLINE void vtranspose(vec *r) {
 }
 #undef ODD_GROUPS
 #undef EVEN_GROUPS
-#undef BACKS
-#undef FRONTS
-#undef SECONDS
-#undef FIRSTS
 #endif
 
 /* In-place transpose of VL x VL: a butterfly. Stage h swaps the h-blocks off the diagonal of each 2h-block. */
@@ -225,9 +228,9 @@ INLINE void vtranspose(vec *r) {
 
 /* r = the transpose of VL rows of VL elements from p on, `row` apart. */
 INLINE void vload_transposed(vec *r, const real *p, int64_t row) {
-#ifdef HAVE_QUARTERS
+#ifdef HAVE_FOURS
     UNROLL for (int i = 0; i < VL; i += 4) {
-        UNROLL for (int x = 0; x < 4; x++) r[i + x] = vquarters(p + x * row + i, 4 * row);
+        UNROLL for (int x = 0; x < 4; x++) r[i + x] = vfours(p + x * row + i, 4 * row);
         transpose_groups(r + i);
     }
 #else

@@ -81,6 +81,13 @@ INLINE void vnarrow_f16(void *p, vec x) {
 #endif
 
 #if SDPA_REAL == 32
+#define HAVE_FOURS
+INLINE vec vfours(const real *p, int64_t step) {
+    return (vec)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + step), 1);
+}
+#endif
+
+#if SDPA_REAL == 32
 #define HAVE_BF16
 /* Moves each element to the high half of a lane by one operation beside the load; widening and shifting would be
  * two. */

@@ -85,8 +85,8 @@ INLINE void vnarrow_f16(void *p, vec x) {
 #endif
 
 #if SDPA_REAL == 32
-#define HAVE_QUARTERS
-INLINE vec vquarters(const real *p, int64_t step) {
+#define HAVE_FOURS
+INLINE vec vfours(const real *p, int64_t step) {
     __m512 x = _mm512_castps128_ps512(_mm_loadu_ps(p));
     x = _mm512_mask_broadcast_f32x4(x, 0x00f0, _mm_loadu_ps(p + step));
     x = _mm512_mask_broadcast_f32x4(x, 0x0f00, _mm_loadu_ps(p + 2 * step));

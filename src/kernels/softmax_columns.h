@@ -15,9 +15,9 @@ enum { STRIP = MOST_AT_ONCE, COLUMNS = STRIP * VL };
 enum { ROUND = SUM_CHAINS * VL, BLOCK = SUM_CHAIN * ROUND };
 /* Rows from which on all strips but the first begin at cache lines. */
 enum { LED = 8 * COLUMNS };
-/* Strips side by side that the backward takes at once: it reads their lines twice, in pieces of 1024 bytes, long enough
- * for what a CPU fetches ahead. */
-enum { STRIPS = 1024 / (STRIP * VEC_BYTES) };
+/* Strips side by side that the backward takes at once: it reads their lines twice, in pieces of a page, as far as a CPU
+ * fetches ahead. */
+enum { STRIPS = 4096 / (STRIP * VEC_BYTES) };
 /* The order in which sums of four slots are added as a binary tree, of FOURS or, in proportion, of fewer; and how many
  * of them wait for others. */
 enum { FOURS = 4, LEVELS = 2 };

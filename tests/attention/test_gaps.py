@@ -14,7 +14,15 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 GAPS = [name for name in LAYOUTS if name not in ("contiguous", "read-only")]
 SHAPES = [
-    *((1, 70, 64), (1, 7, 300), (1, 2500, 36), (5, 70, 33), (40, 37, 16), (150, 161, 36)),
+    *(
+        (1, 70, 64),
+        (1, 7, 300),
+        (1, 2500, 36),
+        (3, 150, 20),
+        (5, 70, 33),
+        (40, 37, 16),
+        (150, 161, 36),
+    ),
     (200, 64, 128),
 ]
 

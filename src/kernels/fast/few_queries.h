@@ -144,61 +144,89 @@ NOINLINE void few_scores_narrow(real *s, const real *q, const rows *k, int64_t d
     }
 }
 
-/* few_scores of one query and rows_across. Each element of K is read once, along the keys, and nothing is transposed. */
+/* few_scores of rows_across. Each element of K is read once, along the keys, and nothing is transposed. */
 #define few_scores_across OF_BASE(few_scores_across)
-SHARED void few_scores_across(real *s, const real *q, const rows *k, int64_t depth);
+SHARED void few_scores_across(real *s, const real *q, int period, const rows *k, int64_t depth);
 
 #if OWNS_SHARED
-/* Vectors of keys for which each row of columns is read at once: memory delivers neighbouring lines faster. */
-enum { ACROSS = VEC_BYTES == 32 ? 2 : 4 };
-
-/* s (n_vectors, VL) = the products of a query, q (depth rounded up to VL), and keys in the lanes, from k on, whose elements
- * are k_col apart. A single vector may hold `width` keys. The elements are added in the order of few_products and few_sums,
- * as if each were in its lane there. */
-INLINE void few_products_across(real *s, const real *q, const real *k, int64_t k_col, int n_vectors, int width,
-                                int64_t depth) {
-    enum { CHAINS = 4 };
-    const int64_t whole = depth / (CHAINS * VL) * (CHAINS * VL);
-    vec lane[ACROSS][VL];
-    for (int l = 0; l < VL; l++) {
-        vec acc[ACROSS][CHAINS] = {{{0}}};
-        for (int64_t c = l; c < whole; c += CHAINS * VL) {
-            UNROLL for (int h = 0; h < CHAINS; h++) {
-                const real *key = k + (c + h * VL) * k_col;
-                const vec query = vset1(q[c + h * VL]);
-                UNROLL for (int v = 0; v < n_vectors; v++) {
-                    acc[v][h] =
-                        vmuladd(query, width == VL ? vload(key + v * VL) : vload_partial(key, width), acc[v][h]);
-                }
-            }
-        }
-        for (int64_t c = whole + l; c < depth; c += VL) {
-            const real *key = k + c * k_col;
-            const vec query = vset1(q[c]);
-            UNROLL for (int v = 0; v < n_vectors; v++) {
-                acc[v][0] = vmuladd(query, width == VL ? vload(key + v * VL) : vload_partial(key, width), acc[v][0]);
-            }
-        }
-        UNROLL for (int v = 0; v < n_vectors; v++) lane[v][l] = (acc[v][0] + acc[v][1]) + (acc[v][2] + acc[v][3]);
-    }
-    UNROLL for (int v = 0; v < n_vectors; v++) vstore(s + v * VL, vsum_of_lanes(lane[v]));
+/* Sums at once, and vectors of keys for which each row of columns is read: memory delivers neighbouring lines faster. */
+enum { SUMS_ACROSS = VEC_BYTES == 32 ? 8 : 16, MOST_ACROSS = 4 };
+INLINE int few_across(int period) {
+    const int n = SUMS_ACROSS / (period == 1 ? 4 : period);
+    return n < MOST_ACROSS ? n : MOST_ACROSS;
 }
 
-SHARED void few_scores_across(real *s, const real *q, const rows *k, int64_t depth) {
-    const int64_t size = (int64_t)sizeof(real), k_col = k->across.col / size;
-    const real *first = (const real *)k->across.data;
-    if (k->n < VL) few_products_across(s, q, first, k_col, 1, (int)k->n, depth);
-    for (int64_t j = 0, next; k->n >= VL && j < k->n; j = next) {
-        next = next_columns((const char *)first, j, k->n, size);
-        if (next == j + VL && j + ACROSS * VL <= k->n) {
-            few_products_across(s + j, q, first + j, k_col, ACROSS, VL, depth);
-            next = j + ACROSS * VL;
-            if (next > k->n - VL && next < k->n) next = k->n - VL;
-        } else {
-            few_products_across(s + j, q, first + j, k_col, 1, VL, depth);
+/* Adds the products of a row of columns, n_vectors from `key` on, with one element of each query. */
+INLINE void add_across(vec (*acc)[8], int first, const real *q, int period, const real *key, int n_vectors, int width) {
+    UNROLL for (int v = 0; v < n_vectors; v++) {
+        const vec x = width == VL ? vload(key + v * VL) : vload_partial(key, width);
+        UNROLL for (int i = 0; i < period; i++) { acc[v][first + i] = vmuladd(vset1(q[i * VL]), x, acc[v][first + i]); }
+    }
+}
+
+/* s (n_vectors * VL, period) = the products of keys in the lanes, from k on, whose elements are k_col apart. A single
+ * vector may hold `width` keys. The elements are added in the order of few_products and few_sums, as if each were in its
+ * lane there. period and n_vectors are constants. */
+INLINE void few_products_across(real *s, const real *q, int period, const real *k, int64_t k_col, int n_vectors,
+                                int width, int64_t depth) {
+    const int chains = period == 1 ? 4 : 1;
+    const int64_t whole = depth / (chains * VL) * (chains * VL);
+    vec lane[SUMS_ACROSS][VL];
+    for (int l = 0; l < VL; l++) {
+        vec acc[MOST_ACROSS][8];
+        UNROLL for (int v = 0; v < n_vectors; v++) {
+            UNROLL for (int x = 0; x < chains * period; x++) acc[v][x] = (vec){0};
+        }
+        int64_t c = l;
+        for (; c < whole; c += chains * VL) {
+            UNROLL for (int h = 0; h < chains; h++) {
+                const real *from = q + (c - l + h * VL) * period + l;
+                add_across(acc, h * period, from, period, k + (c + h * VL) * k_col, n_vectors, width);
+            }
+        }
+        for (; c < depth; c += VL)
+            add_across(acc, 0, q + (c - l) * period + l, period, k + c * k_col, n_vectors, width);
+        UNROLL for (int v = 0; v < n_vectors; v++) {
+            UNROLL for (int i = 0; i < period; i++) {
+                lane[v * period + i][l] = chains == 4 ? (acc[v][0] + acc[v][1]) + (acc[v][2] + acc[v][3]) : acc[v][i];
+            }
         }
     }
-    few_fill(s, 1, k->n, -(real)INFINITY);
+    for (int v = 0; v < n_vectors; v++) {
+        for (int i = 0; i < period; i++) {
+            real products[VL];
+            vstore(products, vsum_of_lanes(lane[v * period + i]));
+            for (int t = 0; t < width; t++) s[(v * VL + t) * period + i] = products[t];
+        }
+    }
+}
+
+INLINE void few_scores_of_columns(real *s, const real *q, int period, const rows *k, int64_t depth) {
+    const int64_t size = (int64_t)sizeof(real), k_col = k->across.col / size, n = k->n;
+    const int at_once = few_across(period);
+    const real *first = (const real *)k->across.data;
+    if (n < VL) few_products_across(s, q, period, first, k_col, 1, (int)n, depth);
+    for (int64_t j = 0, next; n >= VL && j < n; j = next) {
+        next = next_columns((const char *)first, j, n, size);
+        if (next == j + VL && j + at_once * VL <= n) {
+            few_products_across(s + j * period, q, period, first + j, k_col, at_once, VL, depth);
+            next = j + at_once * VL;
+            if (next > n - VL && next < n) next = n - VL;
+        } else {
+            few_products_across(s + j * period, q, period, first + j, k_col, 1, VL, depth);
+        }
+    }
+    few_fill(s, period, n, -(real)INFINITY);
+}
+
+SHARED void few_scores_across(real *s, const real *q, int period, const rows *k, int64_t depth) {
+    if (period == 1) {
+        few_scores_of_columns(s, q, 1, k, depth);
+    } else if (VL > 4 && period == 8) {
+        few_scores_of_columns(s, q, 8, k, depth);
+    } else {
+        few_scores_of_columns(s, q, VL < 4 ? VL : 4, k, depth);
+    }
 }
 #endif
 

@@ -363,7 +363,8 @@ NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys 
         const bool once = w->period == 1, narrow_k = once && is_narrow(&u->k, p->d_k),
                    narrow_v = once && is_narrow(&u->v, p->d_v);
         if (narrow_k || narrow_v) SDPA_TAKE(NARROW);
-        const bool across_k = w->period && lies_across(&u->k), across_v = VL >= 8 && once && lies_across(&u->v);
+        const bool across_k = w->period && lies_across(&u->k),
+                   across_v = w->period && w->period <= MOST_ACROSS_V && lies_across(&u->v);
         k = narrow_k   ? narrow_rows(&u->k, b.j0, b.n)
             : across_k ? rows_across(&u->k, b.j0, b.n)
                        : pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);

@@ -309,53 +309,81 @@ SHARED void gemm_few_rows(const gemm *g);
 #define gemm_narrow OF_BASE(gemm_narrow)
 SHARED void gemm_narrow(const gemm *g);
 
-/* gemm_few_rows of one row with rows_across for b, for vectors of at least eight lanes, so that sums take turns as there. */
+/* The product of at most MOST_ACROSS_V rows with rows_across for b, where it is faster than a copy: sums take turns as in
+ * gemm_few_rows or, where that does not serve, one is as long as in the tiles. */
+enum { MOST_ACROSS_V = VL == 16 ? FEW_QUERIES : VL == 8 ? 1 : 0 };
 #define gemm_across OF_BASE(gemm_across)
 SHARED void gemm_across(const gemm *g);
 
 #if OWNS_SHARED
-/* a b for n <= VL columns of b, which lies across: squares of it are transposed in registers. */
-INLINE vec across_columns(const gemm *g, int turns, int64_t j, int n) {
+/* product (m) = a b for n <= VL columns of b, which lies across: squares of it are transposed in registers. m is a constant
+ * or, at most, FEW_QUERIES. */
+INLINE void across_columns(vec *product, const gemm *g, int m, int turns, int64_t j, int n) {
     const int64_t col = g->across.col / (int64_t)sizeof(real), whole = g->depth / turns * turns;
     const real *a = g->a, *b = (const real *)g->across.data + j * col;
-    vec acc[8] = {{0}};
+    vec acc[FEW_QUERIES][8] = {{{0}}};
     for (int64_t k = 0; k < g->depth; k += VL) {
         const int width = g->depth - k < VL ? (int)(g->depth - k) : VL;
         vec r[VL];
         if (n == VL && k + VL <= whole) {
             vload_transposed(r, b + k, col);
-            UNROLL for (int t = 0; t < VL; t++) {
-                acc[t % turns] = vmuladd(vset1(a[(k + t) * g->a_stride]), r[t], acc[t % turns]);
+            for (int i = 0; i < m; i++) {
+                vec sum[8];
+                UNROLL for (int x = 0; x < turns; x++) sum[x] = acc[i][x];
+                UNROLL for (int t = 0; t < VL; t++) {
+                    sum[t % turns] = vmuladd(vset1(a[i + (k + t) * g->a_stride]), r[t], sum[t % turns]);
+                }
+                UNROLL for (int x = 0; x < turns; x++) acc[i][x] = sum[x];
             }
             continue;
         }
         for (int i = 0; i < VL; i++) r[i] = i < n ? vload_partial(b + k + i * col, width) : (vec){0};
         vtranspose(r);
-        vec sum[8]; /* a copy whose address may be taken, so that acc stays in registers */
-        UNROLL for (int x = 0; x < turns; x++) sum[x] = acc[x];
-        for (int t = 0; t < width; t++) {
-            vec *to = &sum[k + t < whole ? t % turns : 0];
-            *to = vmuladd(vset1(a[(k + t) * g->a_stride]), r[t], *to);
+        for (int i = 0; i < m; i++) {
+            vec sum[8]; /* a copy whose address may be taken, so that acc stays in registers */
+            UNROLL for (int x = 0; x < turns; x++) sum[x] = acc[i][x];
+            for (int t = 0; t < width; t++) {
+                vec *to = &sum[k + t < whole ? t % turns : 0];
+                *to = vmuladd(vset1(a[i + (k + t) * g->a_stride]), r[t], *to);
+            }
+            UNROLL for (int x = 0; x < turns; x++) acc[i][x] = sum[x];
         }
-        UNROLL for (int x = 0; x < turns; x++) acc[x] = sum[x];
     }
-    UNROLL for (int x = 1; x < turns; x++) acc[0] += acc[x];
-    return acc[0];
+    for (int i = 0; i < m; i++) {
+        product[i] = acc[i][0];
+        UNROLL for (int x = 1; x < turns; x++) product[i] += acc[i][x];
+    }
+}
+
+INLINE void across_columns_by(vec *product, const gemm *g, int m, int turns, int64_t j, int n) {
+    if (turns == 1) {
+        across_columns(product, g, m, 1, j, n);
+    } else if (turns == 2) {
+        across_columns(product, g, m, 2, j, n);
+    } else {
+        across_columns(product, g, m, 8, j, n);
+    }
 }
 
 SHARED void gemm_across(const gemm *g) {
+    const bool splits = by_few_rows(g, true);
     for (int64_t j = 0, end = 0, turns = 1; j < g->n; j += VL) {
-        if (j == end) {
+        if (j == end && splits) {
             const int width = few_width(g->n - j);
             turns = few_turns(width);
             end += width * VL;
         }
         const int n = g->n - j < VL ? (int)(g->n - j) : VL;
-        const vec product = turns == 1   ? across_columns(g, 1, j, n)
-                            : turns == 2 ? across_columns(g, 2, j, n)
-                                         : across_columns(g, 8, j, n);
-        real *c = g->c + j;
-        vstore_partial(c, added(g, 0, vload_partial(c, n), product), n);
+        vec product[FEW_QUERIES];
+        if (MOST_ACROSS_V == 1 || g->m == 1) {
+            across_columns_by(product, g, 1, (int)turns, j, n);
+        } else {
+            across_columns_by(product, g, (int)g->m, (int)turns, j, n);
+        }
+        for (int i = 0; i < g->m; i++) {
+            real *c = g->c + i * g->c_row + j;
+            vstore_partial(c, added(g, i, vload_partial(c, n), product[i]), n);
+        }
     }
 }
 
@@ -422,7 +450,7 @@ COLD NOINLINE void clear_fresh(const gemm *g) {
 /* The product, for either layout of a. `finite`: no masked pair can meet NaN or Inf. */
 NOINLINE void multiply(gemm *g, bool a_rows_adjacent, bool finite) {
     const bool few = by_few_rows(g, a_rows_adjacent) && !(BF16_PAIRS && g->bf16_pairs),
-               narrow = SDPA_REAL == 32 && g->narrow.data, across = VL >= 8 && g->across.data;
+               narrow = SDPA_REAL == 32 && g->narrow.data, across = MOST_ACROSS_V > 0 && g->across.data;
     if (finite && !few && !narrow && !across) {
         gemm_tiles(g, a_rows_adjacent);
         return;

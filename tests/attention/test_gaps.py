@@ -147,8 +147,9 @@ def test_masks(rng, dtype, kind, layout):
         assert_same(got, expected, f"{n_q}, {n_k}")
 
 
-def test_nan_in_masked_keys_stays_there(rng, dtype):
-    x = operands(rng, (150, 161, 36), dtype)
+@pytest.mark.parametrize("n_q", [1, 3, 6, 150])
+def test_nan_in_masked_keys_stays_there(rng, dtype, n_q):
+    x = operands(rng, (n_q, 161, 36), dtype)
     for a in x[1:]:
         a[:, 100:] = np.nan
     expected = sdpa.attention(*x, key_lengths=100)

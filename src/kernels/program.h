@@ -82,7 +82,7 @@ NOINLINE void logarithms(real *y, const real *x, int64_t n) {
 
 /* x without its fraction; numbers beyond integers, and NaN, give the least one, as NumPy on x86 does. A program with it is
  * wide, since intervals know nothing of what it gives. */
-INLINE int64_t truncated(real x) { return (double)x >= -0x1p63 && (double)x < 0x1p63 ? (int64_t)x : INT64_MIN; }
+INLINE int64_t truncated(real x) { return fabs((double)x) < 0x1p63 ? (int64_t)x : INT64_MIN; }
 
 INLINE void read_tile(const program_run *r, const program_input *in, real *to) {
     for (int64_t i = 0; i < r->rows; i++, to += r->nv * VL) {

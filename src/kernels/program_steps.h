@@ -149,8 +149,10 @@ NOINLINE void NAME(scatter)(const program_run *r, sdpa_reach *reach, const char 
 
 /* |a - b| <= c. */
 INLINE void NAME(within)(const program_run *r, operands at) {
-    const NAME(bits) most = *(const NAME(bits) *)at.c, lowest = (NAME(bits))1 << (INTEGER_BITS - 1);
-    if (INTEGER_BITS == 32 && most < lowest) { /* 0 <= a - b + c <= 2 c, where no distance is the lowest */
+    const NAME(bits) lowest = (NAME(bits))1 << (INTEGER_BITS - 1);
+    if (INTEGER_BITS == 32 && *(const NAME(bits) *)at.c < lowest) {
+        /* 0 <= a - b + c <= 2 c, where no distance is the lowest */
+        const NAME(bits) most = *(const NAME(bits) *)at.c;
         EACH_KEY(PUT_TRUTH(SIGNED(WORD(at.a) - (key - SAME(most - lowest))) <= SIGNED(SAME(2 * most - lowest))))
     } else {
         EACH_KEY(

@@ -18,8 +18,12 @@ typedef struct sdpa_softmax_view {
 
 enum { SDPA_SOFTMAX_X, SDPA_SOFTMAX_G, SDPA_SOFTMAX_S, SDPA_SOFTMAX_WHERE, SDPA_SOFTMAX_OUT, SDPA_SOFTMAX_VIEWS };
 
+/* Temperatures t from 2^-REACH to 2^REACH are in the range of arithmetic in `dtype`, and so are 1/t and the parts of its
+ * multiples that matter. */
+static inline int sdpa_temperature_reach(sdpa_dtype dtype) { return dtype == SDPA_F64 ? 1000 : 110; }
+
 /* Invariants: sizes >= 0; x has dtype `dtype` and so has out, which is native and overlaps nothing; temperature is
- * finite and > 0; `where` (BOOL, forward only) leaves elements out, like x = -inf. In a row without any element left,
+ * within its reach; `where` (BOOL, forward only) leaves elements out, like x = -inf. In a row without any element left,
  * softmax is 0, log_softmax and logsumexp are -inf. A NaN that is not left out makes all elements of its row NaN that
  * are not left out. */
 typedef struct sdpa_softmax_problem {

@@ -86,15 +86,12 @@ static double truncated(double x, int bits) {
     return ldexp(trunc(ldexp(f, bits)), exponent - bits);
 }
 
-/* Temperatures so extreme that 1/t or its multiples would leave the range of the type act like the nearest ones that do
- * not. In log_softmax_backward exp(y) is p for any t, so the exponential takes t = 1. */
+/* In log_softmax_backward exp(y) is p for any t, so the exponential takes t = 1. */
 static sdpa_softmax_scale scale_for(const sdpa_softmax_problem *p) {
     const double log2e = 0x1.71547652b82fep+0, log2e_low = 0x1.777d0ffda0d24p-56;
     const bool f64 = p->dtype == SDPA_F64;
-    const double reach = f64 ? 0x1p1000 : 0x1p110;
-    double t = p->temperature < 1 / reach ? 1 / reach : p->temperature > reach ? reach : p->temperature;
-    sdpa_softmax_scale s = {.inverse = 1 / t};
-    if (p->op == SDPA_LOG_SOFTMAX_BACKWARD) t = 1;
+    const double t = p->op == SDPA_LOG_SOFTMAX_BACKWARD ? 1 : p->temperature;
+    sdpa_softmax_scale s = {.inverse = 1 / p->temperature};
     s.c = log2e / t;
     s.c_high = truncated(s.c, f64 ? 26 : 12);
     s.c_low = (s.c - s.c_high) + (fma(-s.c, t, log2e) + log2e_low) / t;

@@ -207,6 +207,20 @@ static int row_shape(const call *c, bool keepdims, npy_intp *shape) {
 
 /* ------------------------------------------------------------------------------------ the descriptor */
 
+/* Whether the temperature is within the range of the arithmetic; raises. */
+static int check_temperature(const sdpa_softmax_problem *p) {
+    const int reach = sdpa_temperature_reach(p->dtype);
+    if (p->temperature >= ldexp(1, -reach) && p->temperature <= ldexp(1, reach)) return 0;
+    PyObject *value = PyFloat_FromDouble(p->temperature);
+    if (!value) return -1;
+    PyErr_Format(PyExc_ValueError,
+                 "temperature: expected 2^-%d to 2^%d, the range of %s arithmetic, got %R; divide the array and it by the "
+                 "same number",
+                 reach, reach, p->dtype == SDPA_F64 ? "float64" : "float32", value);
+    Py_DECREF(value);
+    return -1;
+}
+
 static sdpa_softmax_view *set_buffer(call *c, int v, PyArrayObject *a, sdpa_dtype dtype) {
     sdpa_softmax_view *view = &c->problem.view[v];
     view->data = sdpa_data(a);
@@ -238,6 +252,7 @@ static int describe(call *c, sdpa_softmax_op op) {
     if (set_floats(c, &c->x) < 0 || set_axes(c) < 0) return -1;
     p->op = op;
     p->dtype = c->x.dtype;
+    if (check_temperature(p) < 0) return -1;
     p->n_kept = c->axes.n_kept;
     p->n_reduced = c->axes.n_reduced;
     for (int i = 0; i < p->n_kept; i++) p->size[i] = PyArray_DIM(c->x.array, c->axes.kept[i]);

@@ -1,6 +1,7 @@
 """The softmax family against values worked out on paper, and the rules of its semantics."""
 
 import inspect
+import re
 
 import ml_dtypes
 import numpy as np
@@ -50,7 +51,48 @@ def test_temperature_divides():
     assert close(sdpa.log_softmax(x, temperature=4.0), np.log([0.25, 0.75]))
 
 
-@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-5, 1e5, 1e30, 1e300])
+def reach(dtype):
+    """Temperatures from 2^-reach to 2^reach are taken."""
+    return 1000 if np.dtype(dtype) == np.float64 else 110
+
+
+@pytest.mark.parametrize("share", [-1, -0.5, -0.2, 0.2, 0.5, 1])
+def test_elements_of_the_order_of_extreme_temperatures(share):
+    """x / t is what counts, and its power of two is none of the rounding."""
+    for dtype in (np.float32, np.float64):
+        t = 2.0 ** round(share * reach(dtype))
+        x = np.array([[-1.5, 0.25, 1.0, 3.0]], dtype)
+        p, y = sdpa.softmax(x), sdpa.log_softmax(x)
+        large = (x * dtype(t)).astype(dtype)
+        assert close(sdpa.softmax(large, temperature=t), p)
+        assert close(sdpa.log_softmax(large, temperature=t), y)
+        g = np.array([[0.5, -1.0, 2.0, 0.25]], dtype)
+        for function, of in ((sdpa.softmax_backward, p), (sdpa.log_softmax_backward, y)):
+            assert close(function((g * dtype(t)).astype(dtype), of, temperature=t), function(g, of))
+        assert close(sdpa.softmax_jacobian(p, temperature=t) * dtype(t), sdpa.softmax_jacobian(p))
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_temperatures_beyond_the_arithmetic_are_refused(dtype, sign):
+    n = reach(dtype)
+    name = "float64" if n == 1000 else "float32"
+    x, t = np.ones(3, dtype), 2.0 ** (sign * n)
+    beyond = t * 1.5**sign
+    text = f"expected 2^-{n} to 2^{n}, the range of {name} arithmetic, got {beyond!r}; divide"
+    calls = {
+        sdpa.softmax: (x,),
+        sdpa.log_softmax: (x,),
+        sdpa.softmax_backward: (x, x),
+        sdpa.log_softmax_backward: (x, x),
+        sdpa.softmax_jacobian: (x,),
+    }
+    for function, arrays in calls.items():
+        function(*arrays, temperature=t)
+        with pytest.raises(ValueError, match=re.escape(text)):
+            function(*arrays, temperature=beyond)
+
+
+@pytest.mark.parametrize("temperature", [1e-33, 1e-30, 1e-5, 1e5, 1e30, 1e33])
 def test_extreme_temperatures(dtype, temperature):
     x = np.array([1, 2, 0, 2], dtype)
     hot = temperature > 1

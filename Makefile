@@ -295,7 +295,7 @@ stranger:
 COVERED = $(filter-out %_precision.py %_precision_options.py %_differential.py %_memory.py %_use.py %_of_arguments.py \
 	%_process.py %_cluster.py %_amx.py %_amx_model.py %_parts.py, \
 	$(wildcard $(addsuffix /test_*.py,$(addprefix tests/,attention softmax mechanisms interop kernels programs refusals)))) \
-	tests/lab/test_main.py
+	tests/lab/test_main.py tests/project/test_reprs.py
 COVERED_CASES = '(softmax or not generic) and not avx512 and not f64 $(addprefix and not ,$(TIMED))'
 TIMED = 65536 random_moments test_text json_without
 COUNTED = $(abspath build/coverage)

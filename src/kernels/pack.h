@@ -150,7 +150,7 @@ NOINLINE void load_rows(real *to, int64_t to_row, const sdpa_matrix *m, int64_t 
 #if SDPA_REAL == 32
 /* Whether copy_halves takes n rows of m. */
 INLINE bool halves_across(const sdpa_matrix *m, int64_t n, int64_t d) {
-    return sdpa_is_narrow(m->dtype) && !m->swapped && m->row == 2 && m->col != 2 && d % 2 == 0 && n >= VL;
+    return sdpa_is_narrow(m->dtype) && !m->swapped && m->row == 2 && d % 2 == 0 && n >= VL;
 }
 
 /* to (n, d), rows to_row bytes apart = rows j0 .. j0+n-1 of m, 16 bits that lie column by column. Columns are transposed

@@ -323,7 +323,7 @@ PyObject *sdpa_functions_gradients(sdpa_functions *functions) {
                              : (PyArrayObject *)PyArray_ZEROS(nd, PyArray_DIMS(own), NPY_DOUBLE, 0);
             if (f->sums[i]) f->described[i].gradient = PyArray_DATA(f->sums[i]);
         }
-        if (!result || PyErr_Occurred() || PyTuple_SetItem(f->gradients, i, result) < 0) Py_CLEAR(f->gradients);
+        if (!result || PyTuple_SetItem(f->gradients, i, result) < 0 || PyErr_Occurred()) Py_CLEAR(f->gradients);
     }
     sdpa_program_share(&f->program, f->described, &functions->box);
     return Py_XNewRef(f->gradients);

@@ -172,3 +172,13 @@ def test_columns_at_odd_addresses(rng, beside, n_q):
         return y
 
     assert_same(sdpa.attention(q, moved(k), moved(v)), sdpa.attention(q, k, v))
+
+
+def test_rows_that_overlap(rng, dtype):
+    """Keys and values that are windows of one sequence, so that rows and columns lie as near."""
+    q, k, v = operands(rng, (40, 70, 8), dtype, 1)
+    k, v = (np.lib.stride_tricks.sliding_window_view(x.ravel()[:77], 8)[None] for x in (k, v))
+    expected = sdpa.attention_forward(q, k.copy(), v.copy())
+    assert k.strides[1:] == 2 * (k.itemsize,)
+    assert_same(sdpa.attention_forward(q, k, v), expected)
+    assert_same(sdpa.attention(q[:, :1], k, v), sdpa.attention(q[:, :1], k.copy(), v.copy()))

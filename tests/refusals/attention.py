@@ -302,6 +302,15 @@ PADDING = {
     ),
 }
 
+# PyTorch's signature has no key_lengths.
+PADDING_OF_TORCH = {
+    "padding mask": (
+        ValueError,
+        BROADCAST + "(2, 7); write attn_mask[:, None, None, :]",
+        {"attn_mask": ones(2, 7, dtype=bool)},
+    ),
+}
+
 OUT = {
     "out list": (TypeError, "out: expected a numpy.ndarray, got <class 'list'>", {"out": [1.0]}),
     "out shape": (
@@ -421,7 +430,7 @@ TABLE = [
     ),
     *((function, LAYOUT) for function in ATTENTION),
     *((function, INVARIANT) for function in ATTENTION),
-    (sdpa.scaled_dot_product_attention, OPERANDS | DTYPES | OPTIONS | LAYOUT),
+    (sdpa.scaled_dot_product_attention, OPERANDS | DTYPES | OPTIONS | LAYOUT | PADDING_OF_TORCH),
 ]
 TABLE = [(function, taken(function, rows)) for function, rows in TABLE]
 for function in ATTENTION:

@@ -104,12 +104,12 @@ static int fill_state(PyObject *module, sdpa_state *state) {
     PyObject *numpy = PyImport_ImportModule("numpy");
     if (!numpy) return -1;
     state->from_dlpack = PyObject_GetAttrString(numpy, "from_dlpack");
-    state->shares_memory = PyObject_GetAttrString(numpy, "shares_memory");
-    PyObject *exceptions = PyObject_GetAttrString(numpy, "exceptions");
+    state->shares_memory = state->from_dlpack ? PyObject_GetAttrString(numpy, "shares_memory") : NULL;
+    PyObject *exceptions = state->shares_memory ? PyObject_GetAttrString(numpy, "exceptions") : NULL;
     if (exceptions) state->too_hard = PyObject_GetAttrString(exceptions, "TooHardError");
     Py_XDECREF(exceptions);
     Py_DECREF(numpy);
-    if (!state->from_dlpack || !state->shares_memory || !state->too_hard) return -1;
+    if (!state->too_hard) return -1;
     for (int i = 0; i < N_TYPES; i++) {
         state->types[i] = named_tuple_type(module, types[i].name, types[i].fields, types[i].doc);
         if (!state->types[i]) return -1;

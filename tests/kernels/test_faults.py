@@ -402,6 +402,42 @@ print("ok")
     assert run(program) == "ok"
 
 
+@pytest.mark.uninstrumented
+def test_whatever_allocation_of_the_import_fails():
+    """MemoryError, where NumPy's own import gives no ImportError; the last import is whole."""
+    pytest.importorskip("_testcapi")
+    program = """
+import collections
+from importlib.util import module_from_spec, spec_from_file_location
+from _testcapi import remove_mem_hooks, set_nomemory
+
+def cheap(name, fields, module):
+    return type(name, (tuple,), {"_fields": tuple(fields.split())})
+
+collections.namedtuple = cheap  # collections' own compiles Python
+spec = spec_from_file_location("sdpa._core", sdpa._core.__file__)
+failures = n = right = 0
+while right < 20:  # Python itself does without some
+    module = module_from_spec(spec)
+    set_nomemory(n, n + 1)
+    try:
+        spec.loader.exec_module(module)
+        failed = False
+    except (MemoryError, ImportError) as error:
+        failed = isinstance(error, MemoryError) or n < 9
+        if not failed:
+            raise
+    remove_mem_hooks()
+    failures += failed
+    right = 0 if failed else right + 1
+    n += 1
+assert failures > 1000
+assert dir(module) == dir(sdpa._core)
+print("ok")
+"""
+    assert run(program) == "ok"
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return ctypes.CDLL(compiled(tmp_path_factory.mktemp("data"), DATA))

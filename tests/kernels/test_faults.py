@@ -336,10 +336,12 @@ CALLS = {
     "options": "sdpa._core._options()",
     "handlers": "sorted(sdpa._core._xla_handlers())",
     "arguments": "sdpa._core._xla_arguments()",
+    "operations": "sdpa._core._operations()",
+    "arrays": "tuple(sdpa._core._arrays(x=own, y=[1.0]))",
     "pattern": "sdpa._core._pattern(x, x)",
 }
 WITHOUT_ARRAYS = {
-    *("configuration", "names", "options", "handlers", "arguments"),
+    *("configuration", "names", "options", "handlers", "arguments", "operations"),
     *("refused", "refused name", "refused scale", "out", "softmax out"),
 }
 # These call functions in Python.

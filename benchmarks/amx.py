@@ -171,4 +171,4 @@ def tables() -> str:
 
 
 if __name__ == "__main__":
-    counted.main("benchmarks.amx", __doc__, PAGE, tables)
+    counted.main("benchmarks.amx", __doc__, PAGE, {"counts": tables})

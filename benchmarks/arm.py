@@ -1,7 +1,7 @@
 """How close the NEON kernels come to the FMA peak of Arm's cores: counted, not measured.
 
-    python -m benchmarks.arm                    print the table
-    python -m benchmarks.arm --page             write it into docs/performance/arm.md
+    python -m benchmarks.arm                    print the tables
+    python -m benchmarks.arm --page             write them into docs/performance/arm.md
 
 benchmarks/panels.c is compiled for aarch64 and run once under qemu, which tells every instruction
 that the panels of forward and backward execute. llvm-mca says how many cycles a core takes for
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks import counted, qemu
+from benchmarks import arm_bf16, counted, qemu
 from benchmarks.counted import ROOT
 
 PAGE = ROOT / "docs/performance/arm.md"
@@ -39,15 +39,15 @@ Shares = dict[tuple[str, int], dict[str, float]]
 """By panel or call and width: by column."""
 
 
-def build() -> Path:
-    """Compile panels.c with the flags that setup.py gives to the kernels; return the program."""
+def build(name: str = "panels") -> Path:
+    """Compile NAME.c with the flags that setup.py gives to the kernels; return the program."""
     flags = runpy.run_path(str(ROOT / "tools/isas.py"))["kernels"]("aarch64")["neon_f32"]
     BUILD.mkdir(parents=True, exist_ok=True)
     command = [qemu.COMPILER, "-O2", "-std=gnu11", "-static", "-ffp-contract=off", *flags]
     command += ["-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
-    command += ["benchmarks/panels.c", "-lm", "-o", str(BUILD / "panels")]
+    command += [f"benchmarks/{name}.c", "-lm", "-o", str(BUILD / name)]
     subprocess.run(command, check=True, cwd=ROOT)
-    return BUILD / "panels"
+    return BUILD / name
 
 
 def assembly(steps: Sequence[Step]) -> str:
@@ -129,5 +129,10 @@ def tables() -> str:
     return table(found | calls(found))
 
 
+def bf16_table() -> str:
+    """The table of a forward in bfloat16."""
+    return arm_bf16.table(arm_bf16.costs(build("bf16_arm"), cycles))
+
+
 if __name__ == "__main__":
-    counted.main("benchmarks.arm", __doc__, PAGE, tables)
+    counted.main("benchmarks.arm", __doc__, PAGE, {"counts": tables, "bfloat16": bf16_table})

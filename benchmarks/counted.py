@@ -3,7 +3,7 @@
 import argparse
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -30,19 +30,22 @@ def ports(text: str) -> list[float]:
     return [0.0 if port == "-" else float(port) for port in row.split()]
 
 
-def main(module: str, description: str | None, page: Path, count: Callable[[], str]) -> None:
-    """Print what is counted; with --page, write it into the page, too."""
+def main(
+    module: str, description: str | None, page: Path, parts: Mapping[str, Callable[[], str]]
+) -> None:
+    """Print what is counted; with --page, write each part between its marks in the page, too."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--page", action="store_true", help=f"write {page.relative_to(ROOT)}")
     options = parser.parse_args()
-    text = count()
-    print(text)
-    if options.page:
-        _write(page, text)
+    for mark, count in parts.items():
+        text = count()
+        print(text, end="\n\n")
+        if options.page:
+            _write(page, mark, text)
 
 
-def _write(page: Path, text: str) -> None:
+def _write(page: Path, mark: str, text: str) -> None:
     """Replace what is between the page's two marks."""
-    head, begin, rest = page.read_text().partition("<!-- counts -->\n")
-    _, end, tail = rest.partition("<!-- end of counts -->\n")
+    head, begin, rest = page.read_text().partition(f"<!-- {mark} -->\n")
+    _, end, tail = rest.partition(f"<!-- end of {mark} -->\n")
     page.write_text(f"{head}{begin}\n{text}\n\n{end}{tail}")

@@ -72,6 +72,7 @@ static float x[QUERIES * MOST_D] __attribute__((aligned(64))), y[KEYS * (MOST_D 
     s[QUERIES * (KEYS + 16)] __attribute__((aligned(64))), ds[UNIT * (KEYS + 16)] __attribute__((aligned(64))),
     c[KEYS * (MOST_D + 16)] __attribute__((aligned(64)));
 
+#ifndef PARTS_ALONE /* see bf16_arm.c */
 int main(int argc, char **argv) {
     once = argc > 1 && strcmp(argv[1], "once") == 0;
     double peak;
@@ -108,3 +109,4 @@ int main(int argc, char **argv) {
         SHOW("dS^T Q", 2.0 * UNIT * KEYS / 8 * d, multiply(&g, false, true));
     }
 }
+#endif

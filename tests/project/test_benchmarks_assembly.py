@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # last: a build that is under test elsewhere stays in front
 
-from benchmarks import arm, ports, qemu  # noqa: E402
+from benchmarks import arm, arm_bf16, ports, qemu  # noqa: E402
 
 
 def test_ports_count_what_stands_beside_the_products():
@@ -68,6 +68,24 @@ def test_calls_on_arm_join_the_shares_of_their_panels():
     assert joined["forward", 64]["FMAs"] == pytest.approx(2 / 3)
     assert joined["backward", 64]["neoverse-v1"] == pytest.approx(5 / 9)
     assert "| forward | 64 | 0.67 | 67 % | 67 % | 67 % |" in arm.table(joined)
+
+
+def test_instructions_stand_for_those_of_bfloat16():
+    by_lane, whole = ("fmla", "v0.4s, v1.4s, v2.s[3]"), ("uaba", "v0.16b, v1.16b, v2.16b")
+    vectors = ("fmla", "v0.4s, v1.4s, v2.4s")  # of an exponential
+    dot, blocks = ("bfdot", "v0.4s, v1.8h, v2.2h[3]"), ("bfmmla", "v0.4s, v1.8h, v2.8h")
+    assert arm_bf16.meant([by_lane, vectors], "BFDOT", "P V") == [dot, vectors]
+    assert arm_bf16.meant([by_lane, whole], "BFMMLA", "P V") == [by_lane, blocks]
+    assert arm_bf16.meant([whole], "BFMMLA", "round P") == [("bfdot", "v0.4s, v1.8h, v2.8h")]
+
+
+def test_a_forward_in_bfloat16_is_the_sum_of_its_parts():
+    ways = [*arm_bf16.WAYS, arm_bf16.HALF]
+    found = {(64, way, part): (10.0, 20.0) for way in ways for part in arm_bf16.PARTS}
+    del found[64, "BFDOT", "pack a block of K"]
+    assert arm_bf16.total(found, 64, "BFDOT") == (40, 80)
+    table = arm_bf16.table(found)
+    assert "| times as fast | 64 | 1.00 | 1.25 | 1.00 | 1.00 | 1.25 | 1.00 |" in table
 
 
 COMPILES = pytest.mark.skipif(

@@ -292,6 +292,33 @@ def test_number_of_threads_can_be_raised_and_lowered():
     assert run(program, OPENBLAS_NUM_THREADS="1") == "ok"
 
 
+@LINUX
+def test_worker_threads_take_no_signals_but_those_of_their_faults():
+    program = """if True:
+        import os
+        import re
+        import signal
+        import threading
+        import numpy as np
+        import sdpa
+
+        first = threading.Thread(target=int)  # with it a sanitizer starts a thread of its own
+        first.start()
+        first.join()
+        before = set(os.listdir("/proc/self/task"))
+        x = np.ones((8, 300, 64), np.float32)
+        sdpa.attention(x, x, x, workers=3)
+        tasks = set(os.listdir("/proc/self/task")) - before
+        masks = set()
+        while len(masks) != 1 or min(masks) >> 31 & 1:  # glibc's own, until a thread has begun
+            texts = [open(f"/proc/self/task/{task}/status").read() for task in tasks]
+            masks = {int(re.search(r"SigBlk:\\s+(\\w+)", text)[1], 16) for text in texts}
+        (mask,) = masks
+        print(*(signal.Signals(n).name for n in range(1, 32) if not mask >> (n - 1) & 1))
+    """
+    assert run(program) == "SIGILL SIGBUS SIGFPE SIGKILL SIGSEGV SIGSTOP"
+
+
 @pytest.mark.parametrize("n", [0, -1, -5])
 def test_set_num_threads_refuses(n):
     before = sdpa.get_num_threads()

@@ -6,6 +6,7 @@ spaces on both sides, a sign or a pointer has not; a statement has a whole line.
 
 import ast
 import io
+import os
 import re
 import tokenize
 from collections.abc import Iterator
@@ -134,6 +135,11 @@ def python_changes(source: str) -> Iterator[tuple[int, int, str]]:
             start, end = at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)
             if node.lineno == node.end_lineno and node.col_offset and counts(start):
                 yield start, end, "pass"
+
+
+def is_listed(file: str, dependencies: str) -> bool:
+    """Whether what a compiler listed has this file, of which a path may lead through ``..``."""
+    return any(os.path.normpath(name).endswith(f"/{file}") for name in dependencies.split())
 
 
 def mutants_of(file: str) -> Iterator[Mutant]:

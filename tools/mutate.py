@@ -33,7 +33,7 @@ import hypothesis  # noqa: F401 - ready for the tests, which run in forks
 import ml_dtypes  # noqa: F401
 import numpy.testing  # noqa: F401
 import pytest
-from mutants import Mutant, mutants_of
+from mutants import Mutant, is_listed, mutants_of
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "mutate"
@@ -133,8 +133,7 @@ class Core:
         kernel = f"{'generic' if plain else 'avx2'}_f32"
         found = []
         for path in self.commands:
-            text = path.with_suffix(".d").read_text()
-            depends = re.search(rf"/{re.escape(file)}\b", text)
+            depends = is_listed(file, path.with_suffix(".d").read_text())
             if depends and (path.parent.name != "kernels" or path.stem == kernel):
                 found.append(path)
         return found
@@ -181,6 +180,7 @@ def suite(work: Path, tests: list[str], isa: str = "avx2", further: str = "") ->
     if not tests:
         return "survived"
     said = work / "pytest.txt"
+    said.unlink(missing_ok=True)  # of a run that was ended
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)

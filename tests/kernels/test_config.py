@@ -190,3 +190,16 @@ def test_a_second_module_object():
     gc.collect()
     np.testing.assert_array_equal(attention(x, x, x), x)
     np.testing.assert_array_equal(sdpa.attention(x, x, x), x)
+
+
+def test_a_module_object_takes_its_types_along():
+    def types():
+        gc.collect()
+        found = [x for x in gc.get_objects() if isinstance(x, type)]
+        return sum(x.__name__ == "AttentionForward" for x in found)
+
+    before = types()
+    other = imported_again()
+    assert types() == before + 1
+    del other
+    assert types() == before

@@ -73,6 +73,12 @@ def test_names_do_not_depend_on_other_lines(mutants, tmp_path, monkeypatch):
     assert len(set(before)) == len(before) == 6
 
 
+def test_a_file_is_listed_by_any_path_to_it(mutants):
+    listed = "kernel.o: ../../src/kernels/kernel.c \\\n ../../src/kernels/fast/../pack.h"
+    found = ("src/kernels/kernel.c", "src/kernels/pack.h", "src/kernels/fast/pack.h", "pack.hpp")
+    assert [mutants.is_listed(file, listed) for file in found] == [True, True, False, False]
+
+
 def test_tests_exist_for_every_file():
     main = (ROOT / "tests" / "c" / "main.c").read_text(encoding="utf-8")
     files = [str(path.relative_to(ROOT)) for path in mutated()]

@@ -379,9 +379,9 @@ class KVCache:
     def truncate(self, lengths: ArrayLike) -> None:
         """Take back the last positions of sequences, such as rejected tokens of a draft.
 
-        What the last `append` added can always be taken back. A cache with a window has dropped
-        positions once it was full; then it keeps at least the `left` positions that the next query
-        sees, and refuses to go back further.
+        Without a window each position can be taken back. A cache with a window drops positions when
+        it is full; from then on it refuses to go back so far that the next query would not have the
+        `left` positions that it sees, even if all that goes came by the last `append`.
 
         Parameters
         ----------

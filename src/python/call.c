@@ -320,7 +320,10 @@ static int set_packed_sizes(sdpa_call *call) {
 
 /* Points t at an argument that broadcasts to (..., heads, Lq, Lk). */
 static int set_pairs(sdpa_call *call, sdpa_tensor *t, const char *name, PyArrayObject *a, sdpa_dtype dtype) {
-    if (call->packed) return sdpa_raise_shape(name, a, "None with cu_seqlens_q");
+    if (call->packed) {
+        sdpa_raise_shape(name, a, "None with cu_seqlens_q");
+        return sdpa_add_remedy("; use mask_mod or score_mod");
+    }
     npy_intp shape[NPY_MAXDIMS];
     memcpy(shape, call->shape, sizeof *shape * (size_t)call->nd);
     shape[call->nd - 1] = call->problem.n_k;

@@ -172,7 +172,7 @@ REFUSED = {
     "mask": (
         lambda: interop.attention(X, X, X, torch.ones(9, 9), **CU_X),
         ValueError,
-        "attn_mask: expected None with cu_seqlens_q, got (9, 9)",
+        "attn_mask: expected None with cu_seqlens_q, got (9, 9); use mask_mod or score_mod",
     ),
     "no sequence": (
         lambda: interop.attention_weights(X, X, **CU_X),

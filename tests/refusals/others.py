@@ -194,6 +194,12 @@ T5_ATTENTION = {
         "query_offset: expected an integer, got array([1, 2])",
         {"query_offset": np.array([1, 2])},
     ),
+    "lengths on the lower right": (
+        TypeError,
+        "key_lengths: expected one integer with is_causal='lower_right', got array([3, 4]); "
+        "call each batch entry by itself",
+        {"is_causal": "lower_right", "key_lengths": np.array([3, 4])},
+    ),
     "dropout": (
         TypeError,
         "{function}() got an unexpected keyword argument 'dropout_p'",

@@ -129,7 +129,7 @@ PACKED = {
     ),
     "packed mask": (
         ValueError,
-        "attn_mask: expected None with cu_seqlens_q, got (5, 7)",
+        "attn_mask: expected None with cu_seqlens_q, got (5, 7); use mask_mod or score_mod",
         packed(attn_mask=ones(5, 7)),
     ),
     "packed sinks": (

@@ -213,10 +213,11 @@ static int check_temperature(const sdpa_softmax_problem *p) {
     if (p->temperature >= ldexp(1, -reach) && p->temperature <= ldexp(1, reach)) return 0;
     PyObject *value = PyFloat_FromDouble(p->temperature);
     if (!value) return -1;
-    PyErr_Format(PyExc_ValueError,
-                 "temperature: expected 2^-%d to 2^%d, the range of %s arithmetic, got %R; divide the array and it by the "
-                 "same number",
-                 reach, reach, p->dtype == SDPA_F64 ? "float64" : "float32", value);
+    PyErr_Format(
+        PyExc_ValueError,
+        "temperature: expected 2^-%d to 2^%d, the range of %s arithmetic, got %R; divide the array and it by the "
+        "same number",
+        reach, reach, p->dtype == SDPA_F64 ? "float64" : "float32", value);
     Py_DECREF(value);
     return -1;
 }

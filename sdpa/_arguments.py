@@ -365,7 +365,7 @@ def pop_query_offset(options: dict[str, Any], n_q: int, n_k: int) -> int:
         )
     options["is_causal"] = True
     length = options.get("key_lengths")
-    if np.ndim(length):
+    if length is not None and np.ndim(length):
         raise TypeError(
             "key_lengths: expected one integer with is_causal='lower_right', got "
             f"{length!r}; call each batch entry by itself"

@@ -365,12 +365,13 @@ def pop_query_offset(options: dict[str, Any], n_q: int, n_k: int) -> int:
         )
     options["is_causal"] = True
     length = options.get("key_lengths")
-    if length is not None and np.ndim(length):
-        raise TypeError(
-            "key_lengths: expected one integer with is_causal='lower_right', got "
-            f"{length!r}; call each batch entry by itself"
-        )
-    length = None if length is None else integer("key_lengths", length)
+    if length is not None:
+        if np.ndim(length):
+            raise TypeError(
+                "key_lengths: expected one integer with is_causal='lower_right', got "
+                f"{length!r}; call each batch entry by itself"
+            )
+        length = integer("key_lengths", length)
     return int(diagonal_offset(n_q, n_k, length))
 
 

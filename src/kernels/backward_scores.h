@@ -62,10 +62,6 @@ INLINE bool completes_all(const sdpa_problem *p) {
     return weighs_delta(p) || !is_wide_lse(p) || p->n_k <= COMPLETED_KEYS || p->invariant;
 }
 
-INLINE int64_t blocks_of(const sdpa_problem *p, int64_t n_keys) {
-    return (n_keys + sdpa_key_block(p) - 1) / sdpa_key_block(p);
-}
-
 /* The scratch that the units of a batch use one after the other. */
 INLINE backward_scratch common_layout(const sdpa_problem *p, sdpa_arena *a) {
     backward_scratch w = {

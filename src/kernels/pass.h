@@ -233,6 +233,11 @@ INLINE void add_to_head(const sdpa_matrix *d, double sum, real *line) {
     if (d->data) add_row(d->data, 0, d->dtype, &rounded, 1, line);
 }
 
+/* The number of key blocks that hold n_keys keys. */
+INLINE int64_t blocks_of(const sdpa_problem *p, int64_t n_keys) {
+    return (n_keys + sdpa_key_block(p) - 1) / sdpa_key_block(p);
+}
+
 /* Key blocks first .. last-1. */
 typedef struct key_blocks {
     int64_t first, last;
@@ -240,8 +245,8 @@ typedef struct key_blocks {
 
 /* Those that a unit which sees keys j0 .. j1-1 goes through: theirs or, where threads share its group, all of its turn. */
 INLINE key_blocks blocks_to_pass(const sdpa_unit *u, int64_t j0, int64_t j1) {
-    const int64_t size = sdpa_key_block(u->problem);
-    key_blocks blocks = {j0 / size, j0 < j1 ? (j1 + size - 1) / size : j0 / size};
+    const int64_t first = j0 / sdpa_key_block(u->problem);
+    key_blocks blocks = {first, j0 < j1 ? blocks_of(u->problem, j1) : first};
     sdpa_turn_blocks(u, &blocks.first, &blocks.last);
     return blocks;
 }

@@ -89,16 +89,16 @@ INLINE vec vpair(vec even, vec odd) { return even + odd; }
 INLINE vec vmuladd_lane(vec a, int lane, vec b, vec c) { return vmuladd(vset1(a[lane]), b, c); }
 #endif
 
-/* One lane of vmuladd. */
+/* One lane of vmuladd, and the same of doubles in any kernels. */
+#ifdef HAVE_FMA
+INLINE double muladd_double(double a, double b, double c) { return __builtin_fma(a, b, c); }
 INLINE real muladd(real a, real b, real c) {
-#ifndef HAVE_FMA
-    return a * b + c;
-#elif SDPA_REAL == 32
-    return __builtin_fmaf(a, b, c);
-#else
-    return __builtin_fma(a, b, c);
-#endif
+    return SDPA_REAL == 32 ? (real)__builtin_fmaf((float)a, (float)b, (float)c) : (real)muladd_double(a, b, c);
 }
+#else
+INLINE double muladd_double(double a, double b, double c) { return a * b + c; }
+INLINE real muladd(real a, real b, real c) { return a * b + c; }
+#endif
 
 /* Whether products widen float16 on the way: without an instruction for it, that saves little and takes much code. */
 #ifdef HAVE_F16

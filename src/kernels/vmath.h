@@ -167,14 +167,6 @@ INLINE vec vtanh(vec x) {
     return (vec)((ivec)(e / (e + 2)) | sign);
 }
 
-INLINE double muladd_double(double a, double b, double c) {
-#ifdef HAVE_FMA
-    return __builtin_fma(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
-
 /* log x for a normal number x, NaN for NaN. The error is below 0.9 ulp in float64 kernels, in float32 ones 2^-39 of the
  * result. The same operations in any loop, so that rows and lanes agree. */
 INLINE double log_of(double x) {

@@ -45,11 +45,11 @@ if WINDOWS:
 # {unit: flags} of the kernels of this architecture. Build frontends have no path to import from.
 STAND_INS = os.environ.get("SDPA_STAND_INS")
 KERNELS = runpy.run_path("tools/isas.py")["kernels"](MACHINE, stand_ins=STAND_INS is not None)
-if "zig" in os.environ.get("CC", ""):  # which spells x86-64-v3 with underscores
-    KERNELS = {
-        name: [flag.replace("x86-64-v", "x86_64_v") for flag in flags]
-        for name, flags in KERNELS.items()
-    }
+if "zig" in os.environ.get("CC", ""):  # which has names of its own
+    SPELLED = (("x86-64-v", "x86_64_v"), ("-march=armv8.2-a", "-mcpu=generic+v8_2a"))
+    for flags in KERNELS.values():
+        for old, new in SPELLED:
+            flags[:] = [flag.replace(old, new) for flag in flags]
 
 # Archives must not depend on when and by whom they were built: files get the first second that a
 # wheel can represent, and the usual permissions.

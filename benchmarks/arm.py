@@ -32,28 +32,41 @@ FORWARD, WEIGHTS, GRADIENT = "K Q^T, exp2 (forward)", "K Q^T, exp2 (backward)", 
 CALLS = {"forward": (FORWARD, ROWS), "backward": (WEIGHTS, GRADIENT, ROWS, COLUMNS, COLUMNS)}
 """The panels of a call, which multiply equally often."""
 
-BRANCH = re.compile(r"(cbn?z|tbn?z|adrp?|bl?|b\..*)$")
+BRANCH = re.compile(r"(cbn?z|tbn?z|adrp?|b|b\..*)$")
+CALL = re.compile(r"(blr?|br|ret)$")
 FMA = ("fmla", "fmls")
 Step = tuple[str, str]
 Shares = dict[tuple[str, int], dict[str, float]]
 """By panel or call and width: by column."""
 
 
-def build(name: str = "panels") -> Path:
+def build(name: str = "panels", isa: str = "neon") -> Path:
     """Compile NAME.c with the flags that setup.py gives to the kernels; return the program."""
-    flags = runpy.run_path(str(ROOT / "tools/isas.py"))["kernels"]("aarch64")["neon_f32"]
+    units = runpy.run_path(str(ROOT / "tools/isas.py"))["kernels"]("aarch64")
+    program = BUILD / f"{name}-{isa}"
     BUILD.mkdir(parents=True, exist_ok=True)
-    command = [qemu.COMPILER, "-O2", "-std=gnu11", "-static", "-ffp-contract=off", *flags]
+    command = [qemu.COMPILER, "-O2", "-std=gnu11", "-static", "-ffp-contract=off"]
     command += ["-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
-    command += [f"benchmarks/{name}.c", "-lm", "-o", str(BUILD / name)]
+    sources = [f"benchmarks/{name}.c"]
+    if isa != "neon":  # which has what they share
+        shared = f"{program}.o"
+        base = [*command, *units["neon_f32"], "-c", "src/kernels/kernel.c", "-o", shared]
+        subprocess.run(base, check=True, cwd=ROOT)
+        sources.append(shared)
+    command += [*units[f"{isa}_f32"], *sources, "-lm", "-o", str(program)]
     subprocess.run(command, check=True, cwd=ROOT)
-    return BUILD / name
+    return program
 
 
 def assembly(steps: Sequence[Step]) -> str:
-    """The steps as llvm-mca reads them: it follows no branch, and wants no address."""
+    """The steps as llvm-mca reads them: it follows no branch, and wants no address.
+
+    A call or a return becomes a jump, because llvm-mca takes a call for 100 cycles.
+    """
 
     def line(name: str, operands: str) -> str:
+        if CALL.match(name):
+            return "b #4"
         if BRANCH.match(name):
             *registers, _ = operands.split(",")
             operands = ", ".join([*registers, "#0" if name.startswith("adr") else "#4"])
@@ -65,7 +78,7 @@ def assembly(steps: Sequence[Step]) -> str:
 def cycles(steps: Sequence[Step], core: str) -> int:
     """The cycles that a core takes for these steps."""
     options = "-iterations=1", "--resource-pressure=0"
-    return counted.cycles(counted.mca(assembly(steps), "aarch64-linux-gnu", core, *options))
+    return counted.cycles(counted.mca(assembly(qemu.decoded(steps)), "aarch64-linux-gnu", core, *options))
 
 
 def fmas_needed(name: str, d: int) -> int:
@@ -131,7 +144,8 @@ def tables() -> str:
 
 def bf16_table() -> str:
     """The table of a forward in bfloat16."""
-    return arm_bf16.table(arm_bf16.costs(build("bf16_arm"), cycles))
+    programs = {isa: build("bf16_arm", isa) for isa in arm_bf16.ISAS}
+    return arm_bf16.table(arm_bf16.costs(programs, cycles))
 
 
 if __name__ == "__main__":

@@ -36,8 +36,9 @@ BUILD = ROOT / "build/c/counts"
 TOLERANCE = 0.03
 """Of a count: no speed that anybody notices is hidden in less."""
 
-FEW = {"generic": ("forward", "backward", "softmax")}
-"""The works counted where not all are: plain kernels take ten times the steps, 20 us each."""
+FEW = {"generic": ("forward", "backward", "softmax"), "neonbf16": ("forward bfloat16",)}
+"""The works counted where not all are: plain kernels take ten times the steps, 20 us each, and
+products of bfloat16 serve one."""
 
 # glibc copies and clears with repeated string instructions from some size on, which depends on the
 # processor and counts once per byte.
@@ -89,14 +90,19 @@ def can_count_neon() -> bool:
     return bool(tools) and compiler(qemu.COMPILER) == compiler()
 
 
-def count_neon() -> Counts:
-    """Those of NEON, under qemu."""
+def count_neon() -> dict[str, Counts]:
+    """Those of NEON without and with products of bfloat16, under qemu."""
     folder = ROOT / "build/c/counts-aarch64"
     build(folder, "-static", compiler=qemu.COMPILER)
-    found, names = qemu.sections([folder / "counts", "marks"])
-    return {
-        name: section.executed() for name, section in zip(names.splitlines(), found, strict=True)
-    }
+    counts = {}
+    for isa in ("neon", "neonbf16"):
+        command = [folder / "counts", "marks", *FEW.get(isa, ())]
+        found, names = qemu.sections(command, isa)
+        counts[isa] = {
+            name: section.executed()
+            for name, section in zip(names.splitlines(), found, strict=True)
+        }
+    return counts
 
 
 def unknown(found: dict[str, Counts], recorded: dict[str, Recorded]) -> Iterator[str]:
@@ -146,7 +152,7 @@ def main() -> None:
     if options.emulate and "avx512" not in found:
         found["avx512"] = count_emulated()
     if "neon" not in found and can_count_neon():
-        found["neon"] = count_neon()
+        found |= count_neon()
     wrong = list(differences(found, record["counts"]))
     if not options.renew:
         for name in unknown(found, record["counts"]):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 COMPILER = "aarch64-linux-gnu-gcc"
+DISASSEMBLER = "llvm-mc-22"
 INSTRUCTION = re.compile(r"^0x(\w+):  \w+  (\S+) *(.*)$", re.MULTILINE)
 STEP = re.compile(r"^Trace \d+: \S+ \[\w+/(\w+)/\S*\] (\S*)$|^IN:.*\n((?:0x.*\n)+)", re.MULTILINE)
 
@@ -50,7 +51,20 @@ def parse(text: str) -> list[Section]:
     return found
 
 
-def sections(command: Sequence[str | Path]) -> tuple[list[Section], str]:
+def decoded(steps: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the steps, with those that qemu's disassembler does not know in words."""
+    unknown = sorted({operands for name, operands in steps if name == ".byte"})
+    if not unknown:
+        return list(steps)
+    command = [DISASSEMBLER, "--disassemble", "--triple=aarch64", "--mattr=+bf16"]
+    text = "\n".join(unknown).replace(",", "")
+    run = subprocess.run(command, input=text, check=True, text=True, capture_output=True)
+    lines = [tuple(line.split(maxsplit=1)) for line in run.stdout.splitlines() if line]
+    known = dict(zip(unknown, lines, strict=True))
+    return [known[step[1]] if step[0] == ".byte" else step for step in steps]
+
+
+def sections(command: Sequence[str | Path], isa: str = "neon") -> tuple[list[Section], str]:
     """Run a program that brackets its sections by calls of mark(); return them and its output.
 
     The program is linked statically, because qemu names functions by its symbols. mark() has no
@@ -63,7 +77,7 @@ def sections(command: Sequence[str | Path]) -> tuple[list[Section], str]:
             [
                 "qemu-aarch64",
                 "-cpu",
-                "neoverse-n1",
+                "max,sve=off,pauth=off",
                 "-d",
                 "in_asm,exec,nochain",
                 "-D",
@@ -73,6 +87,6 @@ def sections(command: Sequence[str | Path]) -> tuple[list[Section], str]:
             check=True,
             text=True,
             stdout=subprocess.PIPE,
-            env=os.environ | {"SDPA_ISA": "neon"},
+            env=os.environ | {"SDPA_ISA": isa},
         )
         return parse(log.read_text()), run.stdout

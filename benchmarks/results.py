@@ -109,7 +109,8 @@ class Results:
         return timing.peak.get(f"{self._prefix()}_{what}")
 
     def _prefix(self) -> str:
-        return {"avx512bf16": "avx512", "amx": "avx512", "neon": "native"}.get(self.isa, self.isa)
+        names = {"avx512bf16": "avx512", "amx": "avx512", "neon": "native", "neonbf16": "native"}
+        return names.get(self.isa, self.isa)
 
     def read_speed(self) -> float:
         """Speed of reading memory with one core, GB/s."""

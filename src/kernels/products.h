@@ -6,6 +6,7 @@
 #ifndef SDPA_KERNEL_PRODUCTS_H
 #define SDPA_KERNEL_PRODUCTS_H
 
+#include "fast/bf16_quads.h"
 #include "pack.h"
 #include "tiles.h"
 
@@ -52,7 +53,8 @@ INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool a_rows_adjacent, boo
     enum { ROWS = 8 };
     const real *rows[MOST_SCORE_ROWS / ROWS + 1];
     UNROLL for (int i = 0; i < mr; i += ROWS) rows[i / ROWS] = a + i * a_row;
-    int64_t k = bf16_pairs ? 0 : tile_by_lanes(acc, mr, nv, a_rows_adjacent, a, a_row, a_col, b, b_row, depth);
+    int64_t k = bf16_pairs ? tile_by_quads(acc, mr, nv, a_rows_adjacent, a, a_row, a_col, b, b_row, depth)
+                           : tile_by_lanes(acc, mr, nv, a_rows_adjacent, a, a_row, a_col, b, b_row, depth);
     for (; k < depth; k++) {
         vec x[MAX_WIDTH];
         UNROLL for (int j = 0; j < nv; j++) x[j] = vload(b + k * b_row + j * VL);
@@ -122,7 +124,7 @@ INLINE void gemm_column(const gemm *all, int mr, int nv, bool a_rows_adjacent, b
         const real *a = g->a + i0 * a_row;
         if (a_rows_adjacent) {
             int64_t depth = g->depth, visible = i0 + mr - 1 + g->diagonal;
-            if (bf16_pairs) visible = (visible + 1) / 2;
+            if (bf16_pairs) visible = BF16_QUADS ? (visible + 3) / 4 * 2 : (visible + 1) / 2;
             if (g->diagonal && visible < depth) depth = visible;
             tile(acc, mr, nv, true, bf16_pairs, a, a_row, a_col, b, g->b_row, depth);
         } else {
@@ -182,6 +184,9 @@ NOINLINE void gemm_4_columns(const gemm *g, int64_t n, const real *b, real *c) {
 NOINLINE void gemm_1_bf16_pairs(const gemm *g, int64_t n, const real *b, real *c) {
     gemm_column(g, 12, 1, true, true, n, b, c);
 }
+NOINLINE void gemm_2_bf16_pairs(const gemm *g, int64_t n, const real *b, real *c) {
+    gemm_column(g, ROWS_OF_2, 2, true, true, n, b, c);
+}
 NOINLINE void gemm_4_bf16_pairs(const gemm *g, int64_t n, const real *b, real *c) {
     gemm_column(g, 6, 4, true, true, n, b, c);
 }
@@ -191,7 +196,7 @@ NOINLINE void gemm_4_bf16_pairs(const gemm *g, int64_t n, const real *b, real *c
  * registers best; other widths take the remainder, or leave fewer rows idle. */
 INLINE int64_t width_by_rows(const gemm *g, int64_t vectors) {
 #if MAX_WIDTH == 4
-    if (g->bf16_pairs) return vectors < 4 ? 1 : 4;
+    if (g->bf16_pairs) return BF16_QUADS ? (vectors < 2 ? 1 : 2) : vectors < 4 ? 1 : 4;
     if (HAS_LANES && vectors == 4) return 2; /* six rows do not fill vectors */
     return vectors == 4 && (g->m <= 6 || g->m > 8) ? 4 : vectors < 3 ? vectors : 3;
 #else
@@ -217,7 +222,8 @@ INLINE void gemm_tiles(const gemm *g, bool a_rows_adjacent) {
     static column *const by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns,
                                          SDPA_REAL == 32 ? gemm_4_columns : NULL};
     static column *const by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows, gemm_4_rows};
-    static column *const by_bf16_pairs[] = {NULL, gemm_1_bf16_pairs, NULL, NULL, gemm_4_bf16_pairs};
+    static column *const by_bf16_pairs[] = {NULL, gemm_1_bf16_pairs, BF16_QUADS ? gemm_2_bf16_pairs : NULL, NULL,
+                                            BF16_QUADS ? NULL : gemm_4_bf16_pairs};
 #else
     static column *const by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns};
     static column *const by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows}, *const *const by_bf16_pairs =
@@ -432,10 +438,13 @@ COLD NOINLINE void gemm_masked_bf16_pairs(const gemm *g) {
         for (int64_t j = 0; j < g->n; j += VL) {
             vec acc[1][MAX_WIDTH] = {{{0}}};
             for (int64_t k = 0; k < g->depth; k++) {
-                int32_t pair;
-                memcpy(&pair, &g->a[i + k * g->a_stride], sizeof pair);
+                const int lane = (int)(i % VL);
+                const int32_t pair =
+                    (int32_t)((ivec)load_pairs(g->a + i - lane + k * g->a_stride, g->a_stride, k, g->depth))[lane];
                 const int32_t low = (pair & 0xffff) == 0x8000 ? 0 : 0xffff, high = pair >> 16 == -0x8000 ? 0 : ~0xffff;
-                acc[0][0] = vdot(acc[0][0], pair, (vec)((ivec)vload(g->b + k * g->b_row + j) & (low | high)));
+                acc[0][0] =
+                    vdot(acc[0][0], pair,
+                         (vec)((ivec)load_pairs(g->b + k * g->b_row + j, g->b_row, k, g->depth) & (low | high)));
             }
             add_partial(g, (const vec(*)[MAX_WIDTH])acc, 1, i, g->n - j < VL ? g->n - j : VL, g->c + j);
         }

@@ -4,9 +4,9 @@
 
 #include "vec.h"
 
-#if VEC_BYTES == 64 || defined(SDPA_ISA_NEON) /* 32 registers */
-#define SCORE_ROWS 8                          /* keys in a score tile */
-#define MAX_WIDTH 4                           /* vectors in a row of a tile */
+#if VEC_BYTES == 64 || defined(HAVE_LANES) /* 32 registers */
+#define SCORE_ROWS 8                       /* keys in a score tile */
+#define MAX_WIDTH 4                        /* vectors in a row of a tile */
 #else
 #define SCORE_ROWS 4
 #define MAX_WIDTH 3

@@ -26,6 +26,8 @@
  *   HAVE_BF16_PAIRS   float32 kernels multiply pairs of bfloat16, each pair in place of a float. vdot: sum + the
  *                     products of the high halves and of the low halves of `pair` and each lane; vpair: each lane's
  *                     even and odd, rounded to nearest, as its low and its high half
+ *   HAVE_BF16_QUADS   beside pairs, for VL = 4. vdot_quads: sum, two rows of two columns, + a b, with two pairs of each row
+ *                     of a and of each column of b; vload_twos: two elements from p on and two from q on
  *   HAVE_AMX          amx_begin, amx_end: around what uses the eight registers of 16 rows of 64 bytes; AMX_ZERO,
  *                     AMX_LOAD, AMX_STORE (p, bytes between rows), AMX_MULTIPLY: c += a b, see amx_multiply in
  *                     vec_amx_model.h; vmost_bits, vleast_bits: the larger and the smaller words
@@ -48,6 +50,8 @@
 #include "vec_avx512.h"
 #elif defined(SDPA_ISA_AVX2)
 #include "vec_avx2.h"
+#elif defined(SDPA_ISA_NEONBF16)
+#include "vec_neonbf16.h"
 #elif defined(SDPA_ISA_NEON)
 #include "vec_neon.h"
 #elif defined(SDPA_ISA_WIDE)

@@ -6,8 +6,11 @@
 #include <stdint.h>
 #include <string.h>
 #ifdef __linux__
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 static bool has_generic(const sdpa_cpu *cpu) {
@@ -81,12 +84,37 @@ static bool pays_avx512bf16(const sdpa_cpu *cpu) {
     return leaf0[EBX] == signature_AMD_ebx && leaf0[EDX] == signature_AMD_edx && leaf0[ECX] == signature_AMD_ecx;
 }
 
+#elif defined(__aarch64__)
+static bool read_bf16(void) {
+#if defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) == 0 && has;
+#elif defined(__linux__)
+    enum { BIT_BF16 = 1 << 14 };
+    return getauxval(AT_HWCAP2) & BIT_BF16;
+#else
+    return false;
+#endif
+}
+
+const sdpa_cpu sdpa_this_cpu = {read_bf16};
+
+static bool has_neon(const sdpa_cpu *cpu) { return has_generic(cpu); /* part of the architecture's baseline */ }
+static bool has_neonbf16(const sdpa_cpu *cpu) { return cpu->bf16(); }
+
+/* Arm's cores start as many products of bfloat16 as FMAs, by their tables (docs/performance/arm.md). Apple publishes
+ * none. */
+static bool pays_neonbf16(const sdpa_cpu *cpu) {
+#ifdef __APPLE__
+    return !has_generic(cpu);
+#else
+    return has_generic(cpu);
+#endif
+}
+
 #else
 const sdpa_cpu sdpa_this_cpu;
-
-#if defined(__aarch64__)
-static bool has_neon(const sdpa_cpu *cpu) { return has_generic(cpu); /* part of the architecture's baseline */ }
-#endif
 #endif
 
 /* pays_NAME: whether it is faster than the sets before it, where the CPU has it. */

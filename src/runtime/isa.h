@@ -7,12 +7,16 @@
 
 struct sdpa_kernels;
 
-/* What a CPU of x86 says of itself; tests make CPUs up. */
+/* What a CPU says of itself; tests make CPUs up. */
 typedef struct sdpa_cpu {
+#ifdef __aarch64__
+    bool (*bf16)(void); /* it has products of bfloat16 */
+#else
     /* CPUID: registers a to d, or false if there is no such leaf. */
     bool (*leaf)(uint32_t leaf, uint32_t subleaf, uint32_t registers[4]);
     /* XGETBV: the register states that the operating system saves. Only where CPUID says that it exists. */
     uint32_t (*saved)(void);
+#endif
 } sdpa_cpu;
 
 /* The one that this runs on. */

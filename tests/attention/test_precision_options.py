@@ -15,7 +15,7 @@ import os
 import numpy as np
 import pytest
 from support.helpers import BFLOAT16, torch_composed
-from support.machine import ISAS, SEED
+from support.machine import ISAS, ROUNDS_TO_BFLOAT16, SEED
 
 import sdpa
 from sdpa import _core
@@ -255,7 +255,7 @@ def bounds_of(name, isa, dtype):
     by_chance = {"sinks": (1.1, 1.25), "second sinks": (1.1, 1.25)}
     by_chance |= dict.fromkeys(("query", "key", "attn_mask"), (1.05, 1.5))
     rms, largest = by_chance.get(name, (1.05, 1.25)) if DRAWS < 100 else (1.05, 1.25)
-    if dtype == BFLOAT16 and isa in ("avx512bf16", "amx", "amx_model"):
+    if dtype == BFLOAT16 and isa in ROUNDS_TO_BFLOAT16:
         rms, largest = 1.1, 2.0
     return {"rms": rms, "max": largest}
 

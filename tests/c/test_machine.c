@@ -15,6 +15,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 static bool available(const char *name) {
@@ -148,6 +151,20 @@ static void choice_of_made_up_cpus(void) {
         check_choice("a register of AVX", "generic", "generic");
     }
 }
+#elif defined(__aarch64__)
+static bool yes(void) { return true; }
+static bool no(void) { return false; }
+
+static void choice_of_made_up_cpus(void) {
+    const sdpa_cpu with = {yes}, without = {no};
+    int n;
+    const sdpa_isa *list = sdpa_isa_list(&n), *last = &list[n - 1];
+    CHECK(strcmp(last->name, "neonbf16") == 0 && last->has(&with) && !last->has(&without), "%s", last->name);
+    CHECK(strcmp(sdpa_isa_best(&without)->name, "neon") == 0, "%s", sdpa_isa_best(&without)->name);
+#ifdef __linux__
+    CHECK(strcmp(sdpa_isa_best(&with)->name, "neonbf16") == 0, "%s", sdpa_isa_best(&with)->name);
+#endif
+}
 #endif
 
 static void isa_table(void) {
@@ -181,6 +198,9 @@ static void isa_table(void) {
     CHECK(available("avx512") == expected, "avx512: %d", !expected);
 #elif defined(__aarch64__)
     CHECK(available("neon"), "n=%d", n);
+#ifdef __linux__
+    CHECK(available("neonbf16") == ((getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0), "%d", available("neonbf16"));
+#endif
 #endif
 }
 
@@ -364,7 +384,7 @@ static void number_of_threads(void) {
 
 void test_machine(void) {
     isa_table();
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
     choice_of_made_up_cpus();
 #endif
     allocation();

@@ -101,10 +101,12 @@ def environment():
 
 
 def test_best_isa_is_the_default(environment):
-    """Pairs of bfloat16 are the last of the list, but the fastest on AMD's CPUs alone."""
+    """Pairs of bfloat16 are the last of a list, but not known to be the fastest everywhere."""
     done = run("import sdpa; print(sdpa.show_config('dicts')['isa'])", **environment, SDPA_ISA="")
     names = available()
     if names[-1] == "avx512bf16" and "AuthenticAMD" not in description_of_cpu():
+        names.pop()
+    if names[-1] == "neonbf16" and sys.platform == "darwin":
         names.pop()
     assert done.stdout.strip() == names[-1], done.stderr
 

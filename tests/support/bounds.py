@@ -35,7 +35,7 @@ def weights_roundoff(dtype):
     isa = _core.show_config("dicts")["isa"]
     if dtype == np.float16 and isa in ("amx", "amx_model"):
         return 2.0**-17
-    pairs = dtype == ml_dtypes.bfloat16 and isa in ("avx512bf16", "amx", "amx_model")
+    pairs = dtype == ml_dtypes.bfloat16 and isa in ROUNDS_TO_BFLOAT16
     return unit_roundoff(dtype) if pairs else 0.0
 
 

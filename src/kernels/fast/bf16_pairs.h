@@ -4,6 +4,7 @@
 #define SDPA_KERNEL_FAST_BF16_PAIRS_H
 
 #include "../pack.h"
+#include "bf16_quads.h"
 
 enum {
     BF16_PAIRS_CAN = SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
@@ -13,12 +14,12 @@ enum {
 /* Rows 2 j and 2 j + 1 of p (n, row), `width` wide, become row j, a row of pairs of bfloat16. The last row, if it has
  * no partner, is paired with 0. `sum`, unless NULL, receives the sums of the columns after rounding. */
 NOINLINE void pair_rows(real *p, int64_t row, int64_t n, int64_t width, vec *sum) {
-    for (int64_t j = 0; j < n; j += 2) {
+    for (int64_t j = quad_rows(p, row, n, width, sum); j < n; j += 2) {
         for (int64_t c = 0; c < width; c += VL) {
             const vec odd = j + 1 < n ? vload(p + (j + 1) * row + c) : (vec){0},
                       pair = vpair(vload(p + j * row + c), odd);
-            vstore(p + j / 2 * row + c, pair);
-            if (sum) sum[c / VL] = vdot(sum[c / VL], 0x3f803f80, pair); /* a pair of ones */
+            store_pairs(p + j / 2 * row + c, row, j / 2, pair);
+            if (sum) sum[c / VL] = vdot(sum[c / VL], PAIR_OF_ONES, pair);
         }
     }
 }
@@ -37,6 +38,9 @@ NOINLINE rows pack_row_bf16_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, i
             if (c < d) memcpy(half, pairs.data + 2 * (n - 1) + c * m->col, 2);
             memcpy(copy + n / 2 * row + c, half, 4);
         }
+        for (int64_t k = 1; BF16_QUADS && k < (n + 1) / 2; k += 2) {
+            for (int64_t c = k * row; c < (k + 1) * row; c += VL) store_pairs(copy + c, row, k, vload(copy + c));
+        }
         return (rows){.p = copy, .row = row, .j0 = j0, .n = n};
     }
     if (checks_finite || m->swapped || m->col != 2 || m->row % 2 != 0 || (uintptr_t)m->data % 2 != 0 || d % VL != 0) {
@@ -46,13 +50,17 @@ NOINLINE rows pack_row_bf16_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, i
         return r;
     }
     const rows r = {.p = copy, .row = row_stride(d), .j0 = j0, .n = n};
-    for (int64_t j = 0; j < n; j += 2) {
+    int64_t first = 0;
+    for (; BF16_QUADS && d % (2 * VL) == 0 && first + 4 <= n; first += 4) {
+        pack_quads(copy + first / 2 * r.row, r.row, m->data + (j0 + first) * m->row, m->row, d);
+    }
+    for (int64_t j = first; j < n; j += 2) {
         const char *even = m->data + (j0 + j) * m->row;
         for (int64_t c = 0; c < d; c += VL) {
             const halves *low = (const halves *)(even + 2 * c), *high = (const halves *)(even + m->row + 2 * c);
             ivec pair = __builtin_convertvector(*low, ivec);
             if (j + 1 < n) pair |= __builtin_convertvector(*high, ivec) << 16;
-            vstore(copy + j / 2 * r.row + c, (vec)pair);
+            store_pairs(copy + j / 2 * r.row + c, r.row, j / 2, (vec)pair);
         }
     }
     return r;

@@ -78,7 +78,8 @@ def assembly(steps: Sequence[Step]) -> str:
 def cycles(steps: Sequence[Step], core: str) -> int:
     """The cycles that a core takes for these steps."""
     options = "-iterations=1", "--resource-pressure=0"
-    return counted.cycles(counted.mca(assembly(qemu.decoded(steps)), "aarch64-linux-gnu", core, *options))
+    text = assembly(qemu.decoded(steps))
+    return counted.cycles(counted.mca(text, "aarch64-linux-gnu", core, *options))
 
 
 def fmas_needed(name: str, d: int) -> int:

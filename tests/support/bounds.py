@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
+from support.machine import ROUNDS_TO_BFLOAT16
 
 from sdpa import _core, reference
 from sdpa.reference import arrays, logits

@@ -9,7 +9,8 @@
 #include "vmath.h"
 
 /* The most elements of a tile, and the keys whose own values are kept. */
-#define TILE_ELEMENTS (SCORE_ROWS * SCORE_WIDTH * VL)
+#define TILE_ELEMENTS (MOST_SCORE_ROWS * VL)
+_Static_assert(SCORE_WIDTH <= MOST_SCORE_ROWS / SCORE_ROWS, "");
 #define WINDOW 128
 #define SLOT_ELEMENTS (TILE_ELEMENTS > WINDOW ? TILE_ELEMENTS : WINDOW)
 

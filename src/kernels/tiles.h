@@ -16,7 +16,7 @@
 #else
 #define SCORE_WIDTH 3
 #endif
-#define MOST_SCORE_ROWS (3 * SCORE_ROWS)
+#define MOST_SCORE_ROWS (3 * SCORE_ROWS) /* of a single vector */
 #define MAX_TILE_ROWS 12
 
 /* The step applied to a tile of scores while it is in the accumulators. */

@@ -465,6 +465,18 @@ def test_tiles(rng, mask):
             assert kinds[head, i, j] == 1 or tile.all() == tile.any() == (kinds[head, i, j] == 2)
 
 
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_panels_of_any_width(rng, dtype):
+    """What belongs to a query is there in every row of a tile; one vector of queries has most."""
+    factors = rng.standard_normal(20).astype(dtype)
+    options = {"score_mod": lambda s, b, h, q, k, u: s * u[q], "score_args": (factors,)}
+    for n_q in range(1, 20):
+        query, key, value = operands(rng, dtype, n_q, 90, 8)
+        out = sdpa.attention(query, key, value, **options)
+        expected = attend(query, key, value, options)
+        np.testing.assert_allclose(out, expected, rtol=0, atol=bound(dtype))
+
+
 def test_long_band(rng):
     """A band of a long sequence takes no array of pairs."""
     n = 20_000

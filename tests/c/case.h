@@ -19,7 +19,8 @@ typedef struct fixture {
     test_case c;
     naive a;
     sdpa_problem p;
-    unsigned layout; /* of the tensors that are made next */
+    sdpa_tensor q_t, k_t, v_t; /* tangents, for forward mode */
+    unsigned layout;           /* of the tensors that are made next */
     struct {
         char *memory;
         size_t bytes;
@@ -45,7 +46,8 @@ void free_buffers(fixture *f, int from);
 
 void check_bounded(const fixture *f, const char *what, const sdpa_tensor *t, const bounded *expected);
 
-/* Checks forward, backward, weights (all and chosen ones) and the weights that keys receive. */
+/* Checks forward, backward, weights (all and chosen ones), the weights that keys receive, statistics, and
+ * forward mode. */
 void check_case(fixture *f);
 
 #endif

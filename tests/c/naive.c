@@ -61,12 +61,17 @@ naive naive_new(const test_case *c) {
         .q = new_array(heads * c->n_q * c->d_k),
         .k = new_array(kv_heads * c->n_k * c->d_k),
         .v = new_array(kv_heads * c->n_k * c->d_v),
+        .q_t = new_array(heads * c->n_q * c->d_k),
+        .k_t = new_array(kv_heads * c->n_k * c->d_k),
+        .v_t = new_array(kv_heads * c->n_k * c->d_v),
         .mask = new_array(c->n_q * c->n_k),
         .dout = new_array(heads * c->n_q * c->d_v),
         .dlse = new_array(heads * c->n_q),
         .w = naive_bounded(c, c->n_head, c->n_q, c->n_k),
         .o = naive_bounded(c, c->n_head, c->n_q, c->d_v),
+        .o_t = naive_bounded(c, c->n_head, c->n_q, c->d_v),
         .lse = naive_bounded(c, c->n_head, c->n_q, 1),
+        .statistics = naive_bounded(c, c->n_head, c->n_q, SDPA_N_STATISTICS),
         .dq = naive_bounded(c, c->n_head, c->n_q, c->d_k),
         .dk = naive_bounded(c, c->n_head / c->group, c->n_k, c->d_k),
         .dv = naive_bounded(c, c->n_head / c->group, c->n_k, c->d_v),
@@ -81,9 +86,9 @@ void naive_free_bounded(bounded *b) {
 }
 
 void naive_free(naive *a) {
-    double *arrays[] = {a->q, a->k, a->v, a->mask, a->dout, a->dlse};
+    double *arrays[] = {a->q, a->k, a->v, a->mask, a->dout, a->dlse, a->q_t, a->k_t, a->v_t};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) free(arrays[i]);
-    bounded *results[] = {&a->w, &a->o, &a->lse, &a->dq, &a->dk, &a->dv, &a->dmask};
+    bounded *results[] = {&a->w, &a->o, &a->o_t, &a->lse, &a->statistics, &a->dq, &a->dk, &a->dv, &a->dmask};
     for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) naive_free_bounded(results[i]);
 }
 
@@ -91,6 +96,92 @@ bool naive_visible(const test_case *c, int64_t batch, int64_t i, int64_t j, doub
     const __int128 t = (__int128)i + naive_offset(c, batch);
     return j < naive_key_length(c, batch) && (!c->has_lower || j >= t + c->lower) &&
            (!c->has_upper || j <= t + c->upper) && bias != -INFINITY;
+}
+
+/* The logits of a row, -inf where masked, and what the bounds of its statistics need, as in one_head: u, the error of an
+ * exponent, and that of a weight; the largest magnitude of a logit; its lse and weights. */
+typedef struct logit_row {
+    const double *z, *p;
+    double lse, lse_error, u, error, relative, largest, tiny;
+    int64_t n, d;
+} logit_row;
+
+/* With e the error of a logit, (d_k + n_k + 12) u times the largest S, and X = sum p |log p|:
+ *   entropy       r X + 2 h + (n_k + 16) u (1 + X)
+ *   sum of p^c    (1 + r + u)^c - 1 + (n_k + 8) u of it; the largest weight like c = 1 without the sum
+ *   mean          e
+ *   variance      2 e sqrt(variance) + e^2 + (n_k + 8) u of it
+ * A row without keys has neither mean nor variance. */
+static void row_statistics(const logit_row *row, double *x, double *bound) {
+    const double n = (double)row->n, roundings = (n + 8) * row->u,
+                 e = ((double)row->d + n + 12) * row->u * row->largest;
+    double sums[4] = {0}, entropy = 0, size = 0, most = 0, total = 0, count = 0, squares = 0;
+    for (int64_t j = 0; j < row->n; j++) {
+        if (row->z[j] == -INFINITY) continue;
+        const double p = row->p[j], log_p = row->z[j] - row->lse;
+        for (int c = 1; c < 4; c++) sums[c] += pow(p, c);
+        entropy -= p * log_p;
+        size += p * fabs(log_p);
+        most = fmax(most, p);
+        total += row->z[j];
+        count++;
+    }
+    const double mean = total / count; /* NaN without keys */
+    for (int64_t j = 0; j < row->n; j++) {
+        if (row->z[j] != -INFINITY) squares += (row->z[j] - mean) * (row->z[j] - mean);
+    }
+    const double variance = squares / count, r = row->relative + row->u, tiny = n * row->tiny;
+    const double values[SDPA_N_STATISTICS] = {row->lse, entropy, most, sums[2], sums[3], mean, variance};
+    const double bounds[SDPA_N_STATISTICS] = {row->lse_error,
+                                              r * size + 2 * row->error + (n + 16) * row->u * (1 + size) +
+                                                  tiny * (1 + 2 * row->largest),
+                                              r * most + tiny,
+                                              (pow(1 + r, 2) - 1 + roundings) * sums[2] + tiny,
+                                              (pow(1 + r, 3) - 1 + roundings) * sums[3] + tiny,
+                                              e,
+                                              2 * e * sqrt(variance) + e * e + roundings * variance};
+    for (int c = 0; c < SDPA_N_STATISTICS; c++) {
+        x[c] = values[c];
+        bound[c] = count > 0 ? bounds[c] : 0;
+    }
+}
+
+/* The tangent of row i of o, from its weights p, -inf logits z being masked. T, the tangent of a logit, errs by e, (2 d_k +
+ * 8) u times the largest sum of magnitudes M; T - mu by E = 2 e + (2 r + (n_k + 8) u) M, and o_t by
+ *   sum p |v| (E + (r + (2 n_k + 8) u) (2 M + E)) + (r + (n_k + 4) u) sum p |v_t|. */
+static void row_tangent(const test_case *c, naive *a, int64_t h, int64_t i, const logit_row *row) {
+    const int64_t n_k = c->n_k, d_k = c->d_k, d_v = c->d_v, kv = h / c->group;
+    const double *q = a->q + (h * c->n_q + i) * d_k, *q_t = a->q_t + (h * c->n_q + i) * d_k;
+    const double *k = a->k + kv * n_k * d_k, *k_t = a->k_t + kv * n_k * d_k, *v = a->v + kv * n_k * d_v,
+                 *v_t = a->v_t + kv * n_k * d_v;
+    double *o_t = a->o_t.x + (h * c->n_q + i) * d_v, *bound = a->o_t.bound + (h * c->n_q + i) * d_v;
+    double *t = new_array(n_k), mu = 0, most = 0;
+    for (int64_t j = 0; j < n_k; j++) {
+        double magnitude = 0;
+        for (int64_t x = 0; x < d_k && row->z[j] != -INFINITY; x++) {
+            const double first = q_t[x] * k[j * d_k + x], second = q[x] * k_t[j * d_k + x];
+            t[j] += c->scale * (first + second);
+            magnitude += fabs(c->scale) * (fabs(first) + fabs(second));
+        }
+        mu += row->p[j] * t[j];
+        most = fmax(most, magnitude);
+    }
+    const double n = (double)n_k, u = row->u, r = row->relative,
+                 error = 2 * (double)(2 * d_k + 8) * u * most + (2 * r + (n + 8) * u) * most;
+    for (int64_t y = 0; y < d_v; y++) {
+        double size = 0, size_t = 0, largest = 0;
+        for (int64_t j = 0; j < n_k; j++) {
+            if (row->z[j] == -INFINITY) continue;
+            const double value = fabs(v[j * d_v + y]), tangent = fabs(v_t[j * d_v + y]);
+            o_t[y] += row->p[j] * ((t[j] - mu) * v[j * d_v + y] + v_t[j * d_v + y]);
+            size += row->p[j] * value;
+            size_t += row->p[j] * tangent;
+            largest = fmax(largest, 2 * most * value + tangent);
+        }
+        bound[y] = size * (error + (r + (2 * n + 8) * u) * (2 * most + error)) + (r + (n + 4) * u) * size_t +
+                   n * row->tiny * largest + naive_roundoff(c->dtype) * fabs(o_t[y]) + smallest(c->dtype);
+    }
+    free(t);
 }
 
 /* First-order bounds, u being the unit roundoff of the arithmetic; a sum of n products errs by at most n u times the sum
@@ -142,7 +233,9 @@ static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) 
             largest = fmax(largest, magnitude);
         }
         double reach = largest + log((double)n_k + 1), error = (double)(d_k + 8) * u * (largest + reach);
+        double *z = new_array(n_k);
         for (int64_t j = 0; j < n_k; j++) {
+            z[j] = w[j];
             w_bound[j] = w[j] != -INFINITY; /* masked ones are exactly 0 */
             w[j] = w[j] == -INFINITY ? 0 : exp(w[j] - m);
             l += w[j];
@@ -156,6 +249,11 @@ static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) 
             w[j] = l > 0 ? w[j] / l : 0;
             w_bound[j] *= (r + u_out) * w[j] + tiny + smallest(c->dtype);
         }
+        const logit_row row = {z, w, a->lse.x[h * n_q + i], lse_error, u, error, r, largest, tiny, n_k, d_k};
+        row_statistics(&row, a->statistics.x + (h * n_q + i) * SDPA_N_STATISTICS,
+                       a->statistics.bound + (h * n_q + i) * SDPA_N_STATISTICS);
+        row_tangent(c, a, h, i, &row);
+        free(z);
         double delta = -a->dlse[h * n_q + i], delta_size = fabs(delta), delta_error = 0;
         for (int64_t y = 0; y < d_v; y++) {
             double sum = 0, size = 0, largest_v = 0;

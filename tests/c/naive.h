@@ -41,7 +41,8 @@ typedef struct bounded {
 
 typedef struct naive {
     double *q, *k, *v, *mask, *dout, *dlse; /* inputs; mask holds the bias: 0 or -inf for BOOL_MASK */
-    bounded w, o, lse, dq, dk, dv, dmask;
+    double *q_t, *k_t, *v_t;                /* tangents */
+    bounded w, o, o_t, lse, statistics, dq, dk, dv, dmask;
 } naive;
 
 /* The type of k and v, and of their gradients. */

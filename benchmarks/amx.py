@@ -1,4 +1,4 @@
-"""What AMX's forward costs, counted in the assembly, not measured.
+"""What AMX's passes cost, counted in the assembly, not measured.
 
     python -m benchmarks.amx                    print the tables
     python -m benchmarks.amx --page             write them into docs/performance/amx.md
@@ -163,11 +163,56 @@ def byte_table(text: str) -> str:
     return "\n".join(lines)
 
 
+class Pass(NamedTuple):
+    """A pass that takes scores as given: its products, and how often its units of queries do what."""
+
+    queries: int
+    products: int
+    scores: int
+    """The products that are scores."""
+    packed: int
+    added: int
+    """Times that a product is added to others or moved."""
+
+
+PASSES = {
+    "statistics": Pass(QUERIES, 1, 1, 1, 0),
+    "forward mode": Pass(96, 6, 3, 2, 2),
+    "double backward": Pass(96, 16, 8, 6, 6),
+}
+
+
+def pass_table(text: str) -> str:
+    """Cycles per vector of scores, of the products that are scores."""
+    lines = ["| pass | type | by FMAs | tiles | loads of tiles | packing | adding | all products |"]
+    lines.append("|---|---|---:|---:|---:|---:|---:|---:|")
+    products, loads = tiles(text)
+    adding = cost(find(text, "adding", "vfmadd", 1).inside).by_ports
+    for name, of in PASSES.items():
+        for parts, (dtype, _) in TYPES.items():
+            inside = find(text, f"rows_{parts}", "vmov", parts).inside
+            key = cost(inside).by_ports * WIDTH / 32 * parts / stores(inside)
+            taken = of.scores * TERMS[parts] * products / 2 * PRODUCT
+            row = (
+                of.scores * WIDTH / 2,
+                taken,
+                taken * loads * LOAD / PRODUCT,
+                of.packed * key / (of.queries / LANES),
+                of.added * adding,
+                of.products * WIDTH / 2,
+            )
+            lines.append(f"| {name} | {dtype} | " + " | ".join(f"{x:.1f}" for x in row) + " |")
+    sums = cost(find(text, "statistics", "vfmadd", 3).inside)
+    squares = cost(find(text, "squares", "vfmadd", 1).inside)
+    rest = sums.by_ports + squares.by_ports
+    return "\n".join(lines) + f"\n\nBeside its product, statistics take {rest:.1f} cycles."
+
+
 def tables() -> str:
-    """Both tables."""
+    """All tables."""
     flags = runpy.run_path(str(ROOT / "tools/isas.py"))["kernels"]("x86_64")["amx_f32"]
     assembly = ports.assembly(ROOT / "benchmarks/amx.c", flags)
-    return f"{cycle_table(assembly)}\n\n{byte_table(assembly)}"
+    return f"{cycle_table(assembly)}\n\n{byte_table(assembly)}\n\n{pass_table(assembly)}"
 
 
 if __name__ == "__main__":

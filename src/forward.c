@@ -126,7 +126,7 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
 /* Sets the number of units, their parts and the size of their scratch from the call's problem. */
 static void plan(forward_call *call) {
     const sdpa_problem *p = call->problem;
-    call->block = call->pass == SDPA_PASS_FORWARD ? call->kernels->queries(p) : sdpa_query_block(p);
+    call->block = call->pass == SDPA_PASS_TANGENT ? sdpa_query_block(p) : call->kernels->queries(p);
     call->n_units = p->n_batch * p->n_head * sdpa_units_of(p, call->block);
     if (call->n_units == 0) return;
     call->n_parts = call->pass == SDPA_PASS_FORWARD ? parts_of_keys(p, call->n_units) : 1;

@@ -36,7 +36,7 @@ NOINLINE void tile_gradients(const sdpa_unit *u, const backward_scratch *w, cons
         amx_add_products(amx, &u->dv, p->d_v, u->n_i, b, amx->dout_pairs, 1);
     }
     if (!u->dk.data && !wants_queries(u)) return;
-    const bool odd = amx_pack_halves(amx, w->ds, u->n_i, b.n, NULL) || amx->ov.any_odd || amx->odd->any_value;
+    const bool odd = amx_pack_halves(amx, w->ds, u->n_i, b.n, NULL) || amx->ov.any_odd || amx->values->any_odd;
     if (u->dk.data && (amx->qk.any_odd || odd)) {
         add_to_keys(&u->dk, p->d_k, &gradients, &own->q, scale, finite);
     } else if (u->dk.data) {

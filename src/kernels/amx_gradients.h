@@ -2,7 +2,7 @@
  *
  *     S^T = K Q^T     dP^T = V dO^T     dV = P^T dO     dK = dS^T Q     dQ^T = K^T dS^T
  *
- * The first two are those of amx_products.h, with dO and V in place of Q and K, and have the bits of the forward. In dV
+ * The first two are those of amx_scores.h, with dO and V in place of Q and K, and have the bits of the forward. In dV
  * and dK rows of P^T and dS^T lie as they are, 32 queries in a register's row, and pairs of queries' rows of dO and Q
  * are the other operand. dQ^T is like O^T of the forward.
  *
@@ -13,13 +13,7 @@
 #ifndef SDPA_KERNEL_AMX_GRADIENTS_H
 #define SDPA_KERNEL_AMX_GRADIENTS_H
 
-#include "amx_products.h"
-
-/* What is odd in the block of keys that is packed. */
-typedef struct amx_odd_rows {
-    bool any_key, any_value;
-    bool key[AMX_MOST_KEYS], value[AMX_MOST_KEYS];
-} amx_odd_rows;
+#include "amx_scores.h"
 
 typedef struct amx_gradients {
     bool can;
@@ -37,7 +31,7 @@ typedef struct amx_gradients {
     real *s, *dp;   /* (block, row) */
     real *sum;      /* a product: (block, d_k or d_v) or (d_k, row) */
     real *queries;  /* (row, d_k rounded up to vectors): dQ the ordinary way */
-    amx_odd_rows *odd;
+    amx_keys *keys, *values;
 } amx_gradients;
 
 /* The scratch that the units of a batch share. */
@@ -62,7 +56,8 @@ INLINE void amx_take_common(amx_gradients *w, const sdpa_problem *p, int64_t n_l
         ARRAY(w->dp, w->can ? w->block * n_lanes : ABSENT),
         ARRAY(w->sum, w->can ? (by_keys > by_queries ? by_keys : by_queries) : ABSENT),
         ARRAY(w->queries, w->can ? n_lanes * round_up(p->d_k, VL) : ABSENT),
-        ARRAY(w->odd, w->can ? 1 : ABSENT),
+        ARRAY(w->keys, w->can ? 1 : ABSENT),
+        ARRAY(w->values, w->can ? 1 : ABSENT),
     };
     take_arrays(arrays, COUNT(arrays), a);
 }
@@ -169,50 +164,7 @@ NOINLINE void amx_pack_pairs(const amx_gradients *w, const real *x, int64_t n_i,
     }
 }
 
-/* Packs rows of K, of a block, for S; of V for dP; and finds the odd ones. */
-NOINLINE void amx_pack_keys_of(const amx_gradients *w, const sdpa_matrix *m, const rows *k, int64_t d, real *line) {
-    w->odd->any_key = amx_pack_keys(&w->qk, k, d);
-    if (w->odd->any_key) amx_find_odd(m, k->j0, k->n, d, w->qk.parts, line, w->odd->key);
-}
-
-NOINLINE void amx_pack_values_of(const amx_gradients *w, const sdpa_matrix *m, const rows *v, int64_t d, real *line) {
-    w->odd->any_value = amx_pack_keys(&w->ov, v, d);
-    if (w->odd->any_value) amx_find_odd(m, v->j0, v->n, d, w->ov.parts, line, w->odd->value);
-}
-
 /* ------------------------------------------------------------------------------------ products */
-
-/* Computes the products of n tasks. */
-NOINLINE void amx_run(amx_task *tasks, int n) {
-    amx_registers registers;
-    amx_begin(&registers);
-    for (int i = 0; i < n; i++) {
-        amx_queue queue = {.registers = &registers};
-        amx_push(&queue, &tasks[i]);
-        amx_advance(&queue, INT64_MAX);
-    }
-    amx_end(&registers);
-}
-
-/* s (n, s_row) = products of the n rows at w->k and a panel of the queries at w->q. */
-NOINLINE void amx_lane_products(const amx_scratch *w, panel q, int64_t n, real *s, int64_t s_row) {
-    const int64_t lanes = q.nv * VEC_BYTES, step = w->parts * AMX_BYTES, next = w->d_k / AMX_DEPTH * step;
-    amx_task t = {.c = s + q.i,
-                  .c_row = s_row,
-                  .c_step = AMX_DEPTH * s_row,
-                  .a = {w->k, VEC_BYTES, next, step, AMX_BYTES},
-                  .b = {w->q + 2 * w->parts * w->d_k * q.i, lanes, VEC_BYTES, VL * lanes, w->d_k / 2 * lanes},
-                  .a_step = 2 * next,
-                  .steps = w->d_k / AMX_DEPTH,
-                  .parts = w->parts,
-                  .nv = q.nv,
-                  .blocks = round_up(n, AMX_DEPTH) / AMX_DEPTH};
-    if (t.steps > 0) {
-        amx_run(&t, 1);
-        return;
-    }
-    for (int64_t j = 0; j < n; j++) memset(s + j * s_row + q.i, 0, sizeof(real) * (size_t)(q.nv * VL));
-}
 
 /* w->sum (n keys, d) = products of w->halves and pairs of n_i queries, d a multiple of AMX_DEPTH. */
 NOINLINE void amx_key_products(const amx_gradients *w, const char *pairs, int64_t d, int64_t n_i, int64_t n) {
@@ -228,7 +180,7 @@ NOINLINE void amx_key_products(const amx_gradients *w, const char *pairs, int64_
                       .parts = w->qk.parts,
                       .nv = 2,
                       .blocks = round_up(n, AMX_DEPTH) / AMX_DEPTH};
-        amx_run(&t, 1);
+        amx_run(&t);
     }
 }
 
@@ -246,48 +198,29 @@ NOINLINE void amx_query_products(const amx_gradients *w, int64_t n_i, int64_t n)
                       .parts = w->kt.parts,
                       .nv = q.nv,
                       .blocks = d / AMX_DEPTH};
-        amx_run(&t, 1);
+        amx_run(&t);
     }
 }
 
 /* ------------------------------------------------------------------------------------ scores */
 
-/* Whether a pair of key j of the block and queries from lane i on is odd. */
-INLINE ivec amx_odd_pairs(const amx_scratch *w, const bool *odd, int64_t j, int64_t i) {
-    const ivec all = (ivec){0} - 1;
-    ivec queries;
-    memcpy(&queries, w->odd + i, sizeof queries);
-    return odd && odd[j] ? all : queries;
-}
-
-/* The raw scores of a panel and keys k by the vectors, into s. */
-COLD NOINLINE void amx_ordinary(const real *x, panel q, const rows *y, int64_t d, real *s, int64_t s_row) {
-    vec most[SCORE_WIDTH] = {{0}};
-    scores t = panel_scores(x, q, y, d, s + q.i, s_row);
-    t.extreme = (real *)most;
-    score(&t, q.nv, SCORE_RAW);
-}
-
-/* w->s = the products of a panel and keys k, which amx_pack_keys_of packed; x: pack_panels of the queries. */
+/* w->s = the products of a panel and keys k, of which w->keys was made; x: pack_panels of the queries. */
 NOINLINE void amx_backward_scores(const amx_gradients *w, const real *x, panel q, const rows *k, int64_t d) {
-    amx_lane_products(&w->qk, q, k->n, w->s, w->row);
-    if (!w->odd->any_key && !w->qk.any_odd) return;
-    amx_ordinary(x, q, k, d, w->dp, w->row);
-    for (int64_t j = 0; j < k->n; j++) {
-        for (int64_t i = q.i; i < q.i + q.nv * VL; i += VL) {
-            const ivec odd = amx_odd_pairs(&w->qk, w->odd->any_key ? w->odd->key : NULL, j, i);
-            vstore(w->s + j * w->row + i, vselect(odd, vload(w->dp + j * w->row + i), vload(w->s + j * w->row + i)));
-        }
-    }
+    const keys b = {k->j0, k->n};
+    real *s = w->s + q.i, *ordinary = w->dp + q.i;
+    amx_multiply_keys(&w->qk, w->keys, q, b, s, w->row);
+    if (!w->keys->any_odd && !w->qk.any_odd) return;
+    amx_ordinary(x, q, k, d, ordinary, w->row);
+    amx_replace_odd_scores(&w->qk, w->keys, q, b, s, ordinary, w->row);
 }
 
-/* ds = P * (dP - shift) of a panel and values v, which amx_pack_values_of packed, where dP is the product times w->factor;
- * x: pack_panels of dO, with that factor. Masked pairs of p and ds are -0. */
+/* ds = P * (dP - shift) of a panel and values v, of which w->values was made, where dP is the product times w->factor; x:
+ * pack_panels of dO, with that factor. Masked pairs of p and ds are -0. */
 NOINLINE void amx_panel_gradient(const amx_gradients *w, const real *x, panel q, const rows *v, int64_t d,
                                  const real *p, real *ds, const real *shift) {
-    const bool any = w->odd->any_value || w->ov.any_odd;
-    amx_lane_products(&w->ov, q, v->n, w->dp, w->row);
-    if (any) amx_ordinary(x, q, v, d, ds, w->row);
+    const bool any = w->values->any_odd || w->ov.any_odd;
+    amx_multiply_keys(&w->ov, w->values, q, (keys){v->j0, v->n}, w->dp + q.i, w->row);
+    if (any) amx_ordinary(x, q, v, d, ds + q.i, w->row);
     for (int64_t i = q.i; i < q.i + q.nv * VL; i += VL) {
         const vec factor = vload(w->factor + i), less = vload(shift + i);
         for (int64_t j = 0; j < v->n; j++) {
@@ -295,7 +228,7 @@ NOINLINE void amx_panel_gradient(const amx_gradients *w, const real *x, panel q,
             const vec weight = vload(p + at);
             vec gradient = weight * vmulsub(factor, vload(w->dp + at), less);
             if (any) {
-                const ivec odd = amx_odd_pairs(&w->ov, w->odd->any_value ? w->odd->value : NULL, j, i);
+                const ivec odd = amx_odd_pairs(&w->ov, w->values, j, i);
                 gradient = vselect(odd, weight * (vload(ds + at) - less), gradient);
             }
             vstore(ds + at, vselect((ivec)weight == SIGN_BIT, weight, gradient));
@@ -331,7 +264,7 @@ COLD NOINLINE void amx_find_odd_queries(const amx_gradients *w, const real *ds, 
         for (int64_t j = 0; j < n; j++) {
             const vec x = vload(ds + j * w->row + i);
             amx_see(&range, x, 1);
-            if ((odd_key && odd_key[j]) || (w->odd->any_value && w->odd->value[j])) any |= (ivec)x != SIGN_BIT;
+            if ((odd_key && odd_key[j]) || (w->values->any_odd && w->values->odd[j])) any |= (ivec)x != SIGN_BIT;
         }
         any |= amx_is_odd(&range);
         memcpy(odd + i, &any, sizeof any);

@@ -72,17 +72,28 @@ INLINE int64_t amx_queries(const sdpa_problem *p) {
     return n;
 }
 
+/* The scratch of the scores of n_lanes queries and a block of keys, of d elements each. */
+NOINLINE amx_scratch amx_score_layout(const sdpa_problem *p, int64_t d, int64_t n_lanes, int64_t block, sdpa_arena *a) {
+    const bool can = amx_can(p);
+    amx_scratch w = {.parts = amx_parts(p), .d_k = round_up(d, AMX_DEPTH), .block = round_up(block, AMX_DEPTH)};
+    const int64_t size = 2 * w.parts * w.d_k;
+    const array arrays[] = {
+        ARRAY(w.q, can ? size * n_lanes : ABSENT),
+        ARRAY(w.k, can ? size * w.block : ABSENT),
+        ARRAY(w.odd, can ? n_lanes : ABSENT),
+    };
+    take_arrays(arrays, COUNT(arrays), a);
+    return w;
+}
+
+/* That of the forward. */
 NOINLINE void amx_layout(amx_scratch *w, const sdpa_problem *p, int64_t n_lanes, int64_t s_row, int64_t block,
                          sdpa_arena *a) {
     const bool can = amx_can(p);
-    w->parts = amx_parts(p);
-    w->d_k = round_up(p->d_k, AMX_DEPTH);
+    *w = amx_score_layout(p, p->d_k, n_lanes, block, a);
     w->d_v = round_up(p->d_v, AMX_DEPTH);
-    w->block = round_up(block, AMX_DEPTH);
     const int64_t size = 2 * w->parts;
     const array arrays[] = {
-        ARRAY(w->q, can ? size * w->d_k * n_lanes : ABSENT),
-        ARRAY(w->k, can ? size * w->block * w->d_k : ABSENT),
         ARRAY(w->v, can ? size * w->block * w->d_v : ABSENT),
         ARRAY(w->p[0], can ? size * w->block * s_row : ABSENT),
         ARRAY(w->p[1], can ? size * w->block * s_row : ABSENT),
@@ -90,7 +101,6 @@ NOINLINE void amx_layout(amx_scratch *w, const sdpa_problem *p, int64_t n_lanes,
         ARRAY(w->scores[1], can ? w->block * s_row : ABSENT),
         ARRAY(w->o, can ? w->d_v * n_lanes : ABSENT),
         ARRAY(w->sum, can && w->parts == 3 ? w->d_v * s_row : ABSENT),
-        ARRAY(w->odd, can ? n_lanes : ABSENT),
     };
     take_arrays(arrays, COUNT(arrays), a);
 }

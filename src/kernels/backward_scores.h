@@ -283,7 +283,7 @@ INLINE bool wants_scores(const sdpa_unit *u) { return wants_queries(u) || u->dk.
 NOINLINE rows score_keys(const sdpa_unit *u, const backward_scratch *w, keys b, int64_t n_reads) {
     const rows k = pack_rows(&u->k, b.j0, b.n, u->problem->d_k, by_tiles(w) ? 1 : n_reads, w->k, w->k_tail);
 #ifdef HAVE_AMX
-    if (w->amx.can) amx_pack_keys_of(&w->amx, &u->k, &k, u->problem->d_k, w->line);
+    if (w->amx.can) amx_take_keys(&w->amx.qk, &u->k, &k, u->problem->d_k, w->line, w->amx.keys);
 #endif
     return k;
 }
@@ -292,7 +292,7 @@ NOINLINE rows score_keys(const sdpa_unit *u, const backward_scratch *w, keys b, 
 NOINLINE rows gradient_values(const sdpa_unit *u, const backward_scratch *w, keys b) {
     const rows v = pack_rows(&u->v, b.j0, b.n, u->problem->d_v, by_tiles(w), w->v, w->v_tail);
 #ifdef HAVE_AMX
-    if (w->amx.can) amx_pack_values_of(&w->amx, &u->v, &v, u->problem->d_v, w->line);
+    if (w->amx.can) amx_take_keys(&w->amx.ov, &u->v, &v, u->problem->d_v, w->line, w->amx.values);
 #endif
     return v;
 }

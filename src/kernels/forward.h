@@ -13,7 +13,7 @@
 #include "additive.h"
 #include "fast/few_queries.h"
 #ifdef HAVE_AMX
-#include "amx_products.h"
+#include "amx_scores.h"
 #endif
 #include "fast/bf16_pairs.h"
 #include "pass.h"
@@ -46,22 +46,28 @@ typedef struct forward_scratch {
 #endif
 } forward_scratch;
 
-/* Queries of a unit. */
-static int64_t forward_queries_at_once(const sdpa_problem *p) {
+#ifdef HAVE_AMX
+#define MOST_QUERIES AMX_QUERIES
+#else
+#define MOST_QUERIES SDPA_QUERY_BLOCK
+#endif
+
+/* Queries of a unit, of the forward and of statistics; at most MOST_QUERIES. */
+static int64_t queries_at_once(const sdpa_problem *p) {
 #ifdef HAVE_AMX
     if (amx_can(p)) return amx_queries(p);
 #endif
     return sdpa_query_block(p);
 }
 
-INLINE int64_t forward_lanes(const sdpa_problem *p) {
-    const int64_t most = forward_queries_at_once(p);
+INLINE int64_t lanes_at_once(const sdpa_problem *p) {
+    const int64_t most = queries_at_once(p);
     return round_up(p->n_q < most ? p->n_q : most, VL);
 }
 
 NOINLINE forward_scratch forward_layout(const sdpa_problem *p, sdpa_arena *a) {
     forward_scratch w = {
-        .block = run_keys(p, p->d_k + p->d_v), .n_lanes = forward_lanes(p), .o_row = round_up(p->d_v, VL)};
+        .block = run_keys(p, p->d_k + p->d_v), .n_lanes = lanes_at_once(p), .o_row = round_up(p->d_v, VL)};
     w.s_row = panel_lanes(w.n_lanes);
     const int64_t n = w.n_lanes, pairs = w.block * w.s_row, most_few = p->n_q == 1 ? 1 : few_period(FEW_QUERIES);
     const int64_t few_given = round_up(w.block * most_few, SCORE_ROWS * VL) + VL;

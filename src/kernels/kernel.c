@@ -34,7 +34,9 @@ static void forward_unit(const sdpa_unit *u, void *scratch) {
 
 /* The passes and types that these kernels run where a set has them beside others. */
 #ifdef HAVE_AMX
-#define PASSES (1 << SDPA_PASS_FORWARD | 1 << SDPA_PASS_BACKWARD)
+#define PASSES                                                                                                         \
+    (1 << SDPA_PASS_FORWARD | 1 << SDPA_PASS_BACKWARD | 1 << SDPA_PASS_STATISTICS | 1 << SDPA_PASS_TANGENT |           \
+     1 << SDPA_PASS_SECOND)
 #define TYPES ~0
 #elif defined(FEW_PASSES)
 #define PASSES (1 << SDPA_PASS_FORWARD)
@@ -64,12 +66,15 @@ const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .types = TYPES,
     .rounds = ROUNDS,
     .asks = ASKS,
-    .queries = forward_queries_at_once,
+    .queries = queries_at_once,
     .pass[SDPA_PASS_FORWARD] = {forward_bytes, forward_unit},
     .forward_part_bytes = forward_part_bytes,
     .forward_part = forward_part,
     .forward_join = forward_join,
 #if !defined(FEW_PASSES) || defined(HAVE_AMX)
+    .pass[SDPA_PASS_STATISTICS] = {statistics_bytes, statistics_unit},
+    .pass[SDPA_PASS_TANGENT] = {tangent_bytes, tangent_unit},
+    .pass[SDPA_PASS_SECOND] = {second_bytes, second_unit},
     .pass[SDPA_PASS_BACKWARD] = {backward_bytes, NULL},
     .backward_most = backward_most,
     .backward = backward_units,
@@ -80,9 +85,6 @@ const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .copy_bytes = copy_bytes,
     .copy_rows = copy_rows,
     .pass[SDPA_PASS_WEIGHTS] = {weights_bytes, weights_unit},
-    .pass[SDPA_PASS_STATISTICS] = {statistics_bytes, statistics_unit},
-    .pass[SDPA_PASS_TANGENT] = {tangent_bytes, tangent_unit},
-    .pass[SDPA_PASS_SECOND] = {second_bytes, second_unit},
     .tile = tile_of,
     .pattern = {pattern_bytes, pattern_unit},
     .received_bytes = received_bytes,

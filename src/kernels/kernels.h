@@ -164,7 +164,7 @@ struct sdpa_kernels {
     /* Whether the system's permission is needed for a problem (sdpa_amx_permitted). Others have the bits of the set's other
      * kernels, which run instead. NULL: for none. */
     bool (*asks)(const sdpa_problem *p);
-    int64_t (*queries)(const sdpa_problem *p); /* of a unit of the forward */
+    int64_t (*queries)(const sdpa_problem *p); /* of a unit of the forward and of statistics */
 
     /* Loads n elements, `stride` bytes apart, of any float type or BOOL (a mask: true = 0, false = -inf), as real. */
     void (*load)(void *dst, const char *src, int64_t n, int64_t stride, sdpa_dtype dtype, bool swapped);

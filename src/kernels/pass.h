@@ -76,7 +76,8 @@ INLINE int64_t line_size(const sdpa_problem *p, int64_t block) {
     return larger_than_programs(p, line);
 }
 
-/* The scratch of a pass that needs the scores of one panel at a time, and no values. */
+/* The scratch of a pass that needs the scores of one panel at a time, and no values. Its units have up to n_lanes
+ * queries. */
 typedef struct score_scratch {
     real *q;      /* pack_panels of d_k, signed so that the factor of the scores is >= 0 */
     real *s;      /* (block, s_row): scores of a panel */
@@ -86,8 +87,8 @@ typedef struct score_scratch {
     int64_t n_lanes, s_row, block;
 } score_scratch;
 
-NOINLINE score_scratch score_layout(const sdpa_problem *p, sdpa_arena *a) {
-    score_scratch w = {.block = run_keys(p, p->d_k), .n_lanes = unit_lanes(p)};
+NOINLINE score_scratch score_layout(const sdpa_problem *p, int64_t n_lanes, sdpa_arena *a) {
+    score_scratch w = {.block = run_keys(p, p->d_k), .n_lanes = n_lanes};
     w.s_row = panel_lanes(w.n_lanes);
     const array arrays[] = {
         ARRAY(w.q, p->d_k * w.n_lanes),           ARRAY(w.s, w.block * w.s_row),

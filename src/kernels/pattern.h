@@ -8,7 +8,7 @@ static sdpa_tile tile_of(const sdpa_problem *p) { return (sdpa_tile){SCORE_WIDTH
 
 static size_t pattern_bytes(const sdpa_problem *p) {
     sdpa_arena arena = {NULL, 0};
-    score_layout(p, &arena);
+    score_layout(p, unit_lanes(p), &arena);
     return arena.used;
 }
 
@@ -18,7 +18,7 @@ COLD static void pattern_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     static const real left[] = {[BIAS_NONE] = 2, [BIAS_FINITE] = 2, [BIAS_SOME_MASKED] = 1, [BIAS_ALL_MASKED] = 0};
     sdpa_arena arena = {scratch, 0};
-    const score_scratch w = score_layout(p, &arena);
+    const score_scratch w = score_layout(p, unit_lanes(p), &arena);
     keys j = {0};
     for (char *column = u->o.data; next_keys(u, w.block, p->n_k, &j); column += u->o.col) {
         PANELS (q, u->n_i) {

@@ -20,7 +20,7 @@ typedef struct second_scratch {
 } second_scratch;
 
 NOINLINE second_scratch second_layout(const sdpa_problem *p, sdpa_arena *a) {
-    second_scratch w = {.forward = tangent_layout(p, a)};
+    second_scratch w = {.forward = tangent_layout(p, AMX_PAIRS, a)};
     const int64_t n = w.forward.n_lanes, tiles = (w.forward.block + MAX_TILE_ROWS) * n;
     const array arrays[] = {
         ARRAY(w.v_tail, SCORE_ROWS * p->d_v),
@@ -57,9 +57,25 @@ typedef struct second_rows {
     bool finite; /* no masked pair can meet NaN or Inf in them */
 } second_rows;
 
+/* second_products by the matrix unit. */
+NOINLINE void tile_second_products(const second_scratch *w, const tangent_block *b, panel q) {
+    const amx_given *amx = &w->forward.amx;
+    const int64_t n = b->v.n, row = w->forward.n_lanes;
+    real *s = amx_room(amx, q.i);
+    amx_product(amx, AMX_VALUES, AMX_VALUES, q, n, s);
+    put_panel(w->g + q.i, s, row, q, n, 1, false);
+    if (!b->v_t.p) return;
+    amx_product(amx, AMX_VALUES, AMX_VALUE_TANGENTS, q, n, s);
+    put_panel(w->c + q.i, s, row, q, n, 1, false);
+}
+
 /* G and C of a panel. */
 INLINE void second_products(const sdpa_unit *u, const second_scratch *w, const tangent_block *b, panel q) {
     const int64_t n_lanes = w->forward.n_lanes, d_v = u->problem->d_v;
+    if (amx_gives(&w->forward.amx)) {
+        tile_second_products(w, b, q);
+        return;
+    }
     vec unused[SCORE_WIDTH] = {{0}};
     scores t = panel_scores(w->dout, q, &b->v, d_v, w->g + q.i, n_lanes);
     t.extreme = (real *)unused;
@@ -134,10 +150,12 @@ NOINLINE enum panel_state second_scores(const sdpa_unit *u, const second_scratch
 NOINLINE void second_keys(const sdpa_unit *u, const second_scratch *w, const second_rows *own, keys j) {
     const sdpa_problem *p = u->problem;
     const tangent_scratch *f = &w->forward;
+    const bool given = amx_gives(&f->amx);
     const tangent_block b = {.k = tangent_rows(&u->k, j.j0, j.n, p->d_k, u->n_i, f->k, f->k_tail),
                              .k_t = tangent_rows(&u->k_t, j.j0, j.n, p->d_k, u->n_i, f->k_t, f->k_t_tail),
-                             .v = tangent_rows(&u->v, j.j0, j.n, p->d_v, 0, f->v, w->v_tail),
-                             .v_t = tangent_rows(&u->v_t, j.j0, j.n, p->d_v, 0, f->v_t, w->v_t_tail)};
+                             .v = tangent_rows(&u->v, j.j0, j.n, p->d_v, given, f->v, w->v_tail),
+                             .v_t = tangent_rows(&u->v_t, j.j0, j.n, p->d_v, given, f->v_t, w->v_t_tail)};
+    if (given) tile_keys(u, f, &b, wants_scores(u) ? AMX_PAIRS : AMX_VALUES);
     const enum panel_state state = second_scores(u, w, &b);
     if (state == PANEL_HIDDEN) return;
 
@@ -230,8 +248,8 @@ INLINE double second_sink(const sdpa_unit *u, const second_scratch *w) {
 COLD static void second_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
-    const second_scratch w = second_layout(p, &arena);
-    const tangent_scratch *f = &w.forward;
+    second_scratch w = second_layout(p, &arena);
+    tangent_scratch *f = &w.forward;
     int64_t j0, j1;
     unit_keys(u, &j0, &j1);
     if (!tangent_sweep(u, f, j0, j1)) return;
@@ -243,6 +261,7 @@ COLD static void second_unit(const sdpa_unit *u, void *scratch) {
         rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v) && (!own.q_t.p || rows_finite(&own.q_t, p->d_k));
     if (own_scale(u)) mix_rows(u, &w, &own);
     pack_panels(w.dout, &u->dout, u->i0, u->n_i, p->d_v, 1, f->line);
+    if (amx_gives(&f->amx)) amx_give_queries(&f->amx, AMX_VALUES, w.dout, u->n_i);
     memset(w.dq, 0, sizeof(real) * (size_t)(f->n_lanes * f->k_row));
     if (own_scale(u)) memset(w.first, 0, sizeof(real) * (size_t)(f->n_lanes * f->k_row));
     second_queries(u, &w, &own.dout);

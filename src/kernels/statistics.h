@@ -6,7 +6,7 @@
 #ifndef SDPA_KERNEL_STATISTICS_H
 #define SDPA_KERNEL_STATISTICS_H
 
-#include "pass.h"
+#include "amx_given.h"
 
 /* A power of two with which no sum over logits or their squares overflows. */
 #define MOMENT_SCALE ((real)(SDPA_REAL == 32 ? 0x1p-80 : 0x1p-560))
@@ -106,16 +106,28 @@ INLINE void add_logits(row_sums *r, const real *s, int64_t s_row, int64_t n, vec
     r->n = all;
 }
 
+typedef struct statistics_scratch {
+    score_scratch scores;
+    amx_given amx;
+} statistics_scratch;
+
+INLINE statistics_scratch statistics_layout(const sdpa_problem *p, sdpa_arena *a) {
+    statistics_scratch w = {.scores = score_layout(p, lanes_at_once(p), a)};
+    w.amx = amx_given_layout(p, 1, w.scores.n_lanes, w.scores.block, w.scores.s_row, a);
+    return w;
+}
+
 static size_t statistics_bytes(const sdpa_problem *p) {
     sdpa_arena arena = {NULL, 0};
-    score_layout(p, &arena);
+    statistics_layout(p, &arena);
     return arena.used;
 }
 
 /* Adds keys k to one panel, each logit times `small`. */
-NOINLINE void statistics_keys(const sdpa_unit *u, const score_scratch *w, row_sums *sums, const rows *k, panel q,
-                              real small) {
+NOINLINE void statistics_keys(const sdpa_unit *u, const statistics_scratch *scratch, row_sums *sums, const rows *k,
+                              panel q, real small) {
     const sdpa_problem *p = u->problem;
+    const score_scratch *w = &scratch->scores;
     const block b = block_of(u, q, k);
     vec maximum[SCORE_WIDTH];
     for (int x = 0; x < q.nv; x++) maximum[x] = vset1(-INFINITY);
@@ -125,6 +137,7 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const score_scratch *w, row_su
     if (bias == BIAS_ALL_MASKED) return;
     score_program own;
     use_program(&t, &own, u, &b, w->line);
+    if (amx_gives(&scratch->amx)) amx_give(&scratch->amx, 0, q, bias == BIAS_NONE && is_straight(p), &t);
     const real factor = small * score_products(&t, q.nv, u, bias, 1);
     for (int x = 0; x < q.nv; x++) {
         add_logits(&sums[q.i / VL + x], t.s + x * VL, t.s_row, k->n, maximum[x], factor, bias == BIAS_SOME_MASKED);
@@ -132,14 +145,20 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const score_scratch *w, row_su
 }
 
 /* Sums over the unit's keys of the logits times `small`. False if the call was interrupted. */
-NOINLINE bool statistics_pass(const sdpa_unit *u, const score_scratch *w, row_sums *sums, real small) {
+NOINLINE bool statistics_pass(const sdpa_unit *u, const statistics_scratch *scratch, row_sums *sums, real small) {
+    const score_scratch *w = &scratch->scores;
+    const bool given = amx_gives(&scratch->amx);
     int64_t j0, j1;
     for (int64_t x = 0; x < w->n_lanes / VL; x++) sums[x] = (row_sums){.m = vset1(-INFINITY)};
     unit_keys(u, &j0, &j1);
     keys b = {.j0 = first_block(u->problem, j0, j1)};
     while (next_seen(u, w->block, j1, &b)) {
-        const rows k = pack_rows(&u->k, b.j0, b.n, u->problem->d_k, 0, w->k, w->k_tail);
-        PANELS (q, u->n_i) statistics_keys(u, w, sums, &k, q, small);
+        rows k = pack_rows(&u->k, b.j0, b.n, u->problem->d_k, given, w->k, w->k_tail);
+        if (given) amx_give_keys(&scratch->amx, AMX_SCORES, &u->k, &k, w->line);
+        PANELS (q, u->n_i) {
+            if (given && (k.n = amx_visible(u, q, b)) == 0) continue;
+            statistics_keys(u, scratch, sums, &k, q, small);
+        }
     }
     return b.j0 >= j1;
 }
@@ -178,9 +197,13 @@ INLINE void moments_of_small(const row_sums *r, int64_t x, real row[7]) {
 COLD static void statistics_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
-    const score_scratch w = score_layout(p, &arena);
-    row_sums sums[SDPA_QUERY_BLOCK / VL], small_sums[SDPA_QUERY_BLOCK / VL];
-    pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w.line);
+    statistics_scratch w = statistics_layout(p, &arena);
+    row_sums sums[MOST_QUERIES / VL], small_sums[MOST_QUERIES / VL];
+    pack_panels(w.scores.q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w.scores.line);
+    if (amx_gives(&w.amx)) {
+        SDPA_TAKE(AMX);
+        amx_give_queries(&w.amx, AMX_SCORES, w.scores.q, u->n_i);
+    }
     if (!statistics_pass(u, &w, sums, 1)) return;
     const real sink = scalar_of(&u->sinks, -(real)INFINITY);
     bool again = false;

@@ -10,11 +10,11 @@
  * A score_mod f, also of arrays with tangents, has T = f' T_0 + sum of df/dt times the tangent of t, and adds dT/dscore *
  * dS to what reaches the scores. A head's own scale with tangent s adds s Q K^T to T_0. Dropout multiplies P by R wherever
  * it meets a value: in O_t, G, C and v's derivative. Products per pair of blocks: 6 in forward mode, 6 + 10 in the double
- * backward. */
+ * backward; the matrix unit has those with scores: 3, and 3 + 5. */
 #ifndef SDPA_KERNEL_TANGENT_H
 #define SDPA_KERNEL_TANGENT_H
 
-#include "pass.h"
+#include "amx_given.h"
 
 typedef struct tangent_scratch {
     real *q, *q_t;           /* pack_panels of d_k */
@@ -29,9 +29,11 @@ typedef struct tangent_scratch {
     real *k_tail, *k_t_tail;
     real *line;
     int64_t n_lanes, k_row, v_row, block;
+    amx_given amx;
 } tangent_scratch;
 
-NOINLINE tangent_scratch tangent_layout(const sdpa_problem *p, sdpa_arena *a) {
+/* n_pairs: those of amx_given.h that products need. */
+NOINLINE tangent_scratch tangent_layout(const sdpa_problem *p, int n_pairs, sdpa_arena *a) {
     tangent_scratch w = {.block = block_keys(p, sdpa_key_block(p)),
                          .n_lanes = unit_lanes(p),
                          .k_row = round_up(p->d_k, VL),
@@ -61,12 +63,13 @@ NOINLINE tangent_scratch tangent_layout(const sdpa_problem *p, sdpa_arena *a) {
         ARRAY(w.line, line_size(p, w.block)),
     };
     take_arrays(arrays, COUNT(arrays), a);
+    w.amx = amx_given_layout(p, n_pairs, n, w.block, n, a);
     return w;
 }
 
 static size_t tangent_bytes(const sdpa_problem *p) {
     sdpa_arena arena = {NULL, 0};
-    tangent_layout(p, &arena);
+    tangent_layout(p, AMX_VALUES, &arena);
     return arena.used;
 }
 
@@ -91,10 +94,33 @@ INLINE void scale_panel(const scores *t, panel q, real factor) {
     }
 }
 
+/* t = factor times s or, with `adds`, t + that, for a panel of n keys, rows `row` apart. */
+INLINE void put_panel(real *t, const real *s, int64_t row, panel q, int64_t n, real factor, bool adds) {
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t at = j * row; at < j * row + q.nv * VL; at += VL) {
+            vstore(t + at, adds ? vmuladd(vset1(factor), vload(s + at), vload(t + at)) : factor * vload(s + at));
+        }
+    }
+}
+
+/* score_tangents by the matrix unit. */
+NOINLINE void tile_tangents(const sdpa_unit *u, const tangent_scratch *w, const tangent_block *b, panel q) {
+    real *t = w->t + q.i, *s = amx_room(&w->amx, q.i);
+    amx_product(&w->amx, AMX_TANGENTS, AMX_SCORES, q, b->k.n, s);
+    put_panel(t, s, w->n_lanes, q, b->k.n, own_scale(u) ? 1 : scale_factor(u), false);
+    if (!b->k_t.p) return;
+    amx_product(&w->amx, AMX_SCORES, AMX_TANGENTS, q, b->k.n, s);
+    put_panel(t, s, w->n_lanes, q, b->k.n, scale_factor(u), true);
+}
+
 /* T_0 of a panel. Where the head has its own scale, w->q_t holds the tangent of scale Q. */
 NOINLINE void score_tangents(const sdpa_unit *u, const tangent_scratch *w, const tangent_block *b, panel q) {
     const int64_t d_k = u->problem->d_k;
     vec unused[SCORE_WIDTH] = {{0}};
+    if (amx_gives(&w->amx)) {
+        tile_tangents(u, w, b, q);
+        return;
+    }
     scores of_q = panel_scores(w->q_t, q, &b->k, d_k, w->t + q.i, w->n_lanes),
            of_k = panel_scores(w->q, q, &b->k_t, d_k, w->t + q.i, w->n_lanes);
     of_q.extreme = of_k.extreme = (real *)unused;
@@ -160,6 +186,7 @@ NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const
     score_program own;
     t.raw = lane_of(w->raw, q.i);
     use_program(&t, &own, u, &pairs, w->line);
+    if (amx_gives(&w->amx)) amx_give(&w->amx, q.i, q, false, &t);
     score_logits(&t, q.nv, u, bias, M_LOG2E);
     score_tangents(u, w, b, q);
     if (p->score_mod) program_tangents(u, w, &pairs, q);
@@ -278,10 +305,20 @@ NOINLINE void mix_tangent(const sdpa_unit *u, real sign, real *q_t, const real *
     for (int64_t x = 0; x < n; x++) q_t[x] = muladd(scale, q_t[x], scale_t * q[x]);
 }
 
+/* Begins block b for the products of the first n_pairs. */
+NOINLINE void tile_keys(const sdpa_unit *u, const tangent_scratch *w, const tangent_block *b, int n_pairs) {
+    const rows *const of[AMX_PAIRS] = {&b->k, &b->k_t, &b->v, &b->v_t};
+    const sdpa_matrix *const m[AMX_PAIRS] = {&u->k, &u->k_t, &u->v, &u->v_t};
+    for (int i = 0; i < n_pairs; i++) {
+        if (of[i]->p) amx_give_keys(&w->amx, i, m[i], of[i], w->line);
+    }
+}
+
 /* Packs the unit's queries and streams all visible keys: fills m, l (with the sink), mu, o and o_t. False if
  * interrupted. */
-NOINLINE bool tangent_sweep(const sdpa_unit *u, const tangent_scratch *w, int64_t j0, int64_t j1) {
+NOINLINE bool tangent_sweep(const sdpa_unit *u, tangent_scratch *w, int64_t j0, int64_t j1) {
     const sdpa_problem *p = u->problem;
+    const bool given = amx_gives(&w->amx);
     const real sign = sign_of_scale(u);
     pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign, w->line);
     if (u->q_t.data) {
@@ -290,6 +327,11 @@ NOINLINE bool tangent_sweep(const sdpa_unit *u, const tangent_scratch *w, int64_
         memset(w->q_t, 0, sizeof(real) * (size_t)(p->d_k * w->n_lanes));
     }
     if (own_scale(u)) mix_tangent(u, sign, w->q_t, w->q, p->d_k * w->n_lanes);
+    if (given) {
+        SDPA_TAKE(AMX);
+        amx_give_queries(&w->amx, AMX_SCORES, w->q, u->n_i);
+        amx_give_queries(&w->amx, AMX_TANGENTS, w->q_t, u->n_i);
+    }
     memset(w->o, 0, sizeof(real) * (size_t)(w->n_lanes * w->v_row));
     memset(w->o_t, 0, sizeof(real) * (size_t)(w->n_lanes * w->v_row));
     for (int64_t i = 0; i < w->n_lanes; i++) {
@@ -298,10 +340,11 @@ NOINLINE bool tangent_sweep(const sdpa_unit *u, const tangent_scratch *w, int64_
     }
     keys j = {.j0 = first_block(p, j0, j1)};
     while (next_seen(u, w->block, j1, &j)) {
-        tangent_block b = {.k = tangent_rows(&u->k, j.j0, j.n, p->d_k, 0, w->k, w->k_tail),
-                           .k_t = tangent_rows(&u->k_t, j.j0, j.n, p->d_k, 0, w->k_t, w->k_t_tail),
+        tangent_block b = {.k = tangent_rows(&u->k, j.j0, j.n, p->d_k, given, w->k, w->k_tail),
+                           .k_t = tangent_rows(&u->k_t, j.j0, j.n, p->d_k, given, w->k_t, w->k_t_tail),
                            .v = tangent_rows(&u->v, j.j0, j.n, p->d_v, u->n_i, w->v, NULL),
                            .v_t = tangent_rows(&u->v_t, j.j0, j.n, p->d_v, u->n_i, w->v_t, NULL)};
+        if (given) tile_keys(u, w, &b, AMX_VALUES);
         PANELS (q, u->n_i) tangent_keys(u, w, &b, q);
     }
     if (j.j0 < j1) return false;
@@ -313,7 +356,7 @@ NOINLINE bool tangent_sweep(const sdpa_unit *u, const tangent_scratch *w, int64_
 COLD static void tangent_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
-    const tangent_scratch w = tangent_layout(p, &arena);
+    tangent_scratch w = tangent_layout(p, AMX_VALUES, &arena);
     int64_t j0, j1;
     unit_keys(u, &j0, &j1);
     if (!tangent_sweep(u, &w, j0, j1)) return;

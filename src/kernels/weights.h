@@ -35,7 +35,7 @@ typedef struct weights_scratch {
 } weights_scratch;
 
 NOINLINE weights_scratch weights_layout(const sdpa_problem *p, sdpa_arena *a) {
-    weights_scratch w = {.scores = score_layout(p, a)};
+    weights_scratch w = {.scores = score_layout(p, unit_lanes(p), a)};
     const score_scratch *f = &w.scores;
     const array arrays[] = {
         ARRAY(w.row.m, f->n_lanes),

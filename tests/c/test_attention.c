@@ -266,16 +266,25 @@ static void fast_paths(void) {
             const struct {
                 const char *name;
                 sdpa_status (*call)(const sdpa_problem *);
-            } calls[] = {{"forward", sdpa_attention_forward}, {"backward", sdpa_attention_backward}};
-            const int first_buffer = f->n_buffers;
+            } calls[] = {{"forward", sdpa_attention_forward},
+                         {"backward", sdpa_attention_backward},
+                         {"forward mode", sdpa_attention_tangent},
+                         {"double backward", sdpa_attention_second},
+                         {"statistics", sdpa_attention_statistics}};
+            const int first_buffer = f->n_buffers, n_calls = path == SDPA_PATH_AMX ? 5 : 1 + backward;
             sdpa_problem p = f->p;
             p.dq = new_tensor(f, c.dtype, c.n_head, c.n_q, c.d_k, NULL);
-            for (int x = 0; x < 1 + backward; x++) {
+            p.o_t = new_tensor(f, c.dtype, c.n_head, c.n_q, c.d_v, NULL);
+            p.q_t = f->q_t;
+            p.k_t = f->k_t;
+            p.v_t = f->v_t;
+            for (int x = 0; x < n_calls; x++) {
+                if (x == 4) p.o = new_tensor(f, p.lse.dtype, c.n_head, c.n_q, SDPA_N_STATISTICS, NULL);
                 for (int unknown = 0; unknown < 2; unknown++) {
                     p.features = f->p.features | (unknown ? SDPA_FEATURE_UNKNOWN : 0);
                     for (int y = 0; y < SDPA_N_PATHS; y++) sdpa_taken[y] = 0;
                     CHECK(calls[x].call(&p) == SDPA_OK, "%s: %s", shortcuts[s].name, calls[x].name);
-                    const bool expected = !unknown && has_path(path, f) && (x == 1 || forward);
+                    const bool expected = !unknown && has_path(path, f) && (x > 0 || forward);
                     CHECK((sdpa_taken[path] > 0) == expected, "isa %s, %s: %s taken %ld times, unknown %d",
                           list[i].name, calls[x].name, shortcuts[s].name, (long)sdpa_taken[path], unknown);
                     for (int y = 0; y < SDPA_N_PATHS && unknown; y++) {

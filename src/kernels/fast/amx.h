@@ -3,40 +3,25 @@
 #ifndef SDPA_KERNEL_FAST_AMX_H
 #define SDPA_KERNEL_FAST_AMX_H
 
-#include "../amx_products.h"
+#include "../amx_scores.h"
 
 /* A block of keys, with its values: the rows, and what is odd among them. */
 typedef struct amx_block {
-    rows k, v;
-    amx_operand keys;
-    bool any_odd_key, any_odd_value;
-    bool odd_key[AMX_MOST_KEYS], odd_value[AMX_MOST_KEYS];
+    amx_keys k;
+    rows v;
+    bool any_odd_value;
+    bool odd_value[AMX_MOST_KEYS];
 } amx_block;
-
-/* Keys of bfloat16 are read in place, unless a register's rows would share few sets of L1. */
-INLINE bool amx_in_place(const amx_scratch *w, const sdpa_matrix *m, int64_t n, int64_t d) {
-    return w->parts == 1 && is_narrow(m, d) && d == w->d_k && n % AMX_DEPTH == 0 && m->row <= 1024;
-}
 
 NOINLINE void amx_pack_block(const sdpa_unit *u, const forward_scratch *w, keys b, amx_block *block) {
     const sdpa_problem *p = u->problem;
     const amx_scratch *amx = &w->amx;
-    const int parts = amx->parts;
-    block->k = amx_rows(&u->k, b.j0, b.n, p->d_k, parts, w->k);
-    block->v = amx_rows(&u->v, b.j0, b.n, p->d_v, parts, w->v);
-    block->any_odd_key = false;
-    if (amx_in_place(amx, &u->k, b.n, p->d_k)) {
-        const int64_t row = block->k.narrow.row;
-        block->keys = (amx_operand){block->k.narrow.data, row, VL * row, 2 * AMX_DEPTH, 0};
-    } else {
-        const int64_t step = parts * AMX_BYTES;
-        block->any_odd_key = amx_pack_keys(amx, &block->k, p->d_k);
-        block->keys = (amx_operand){amx->k, VEC_BYTES, amx->d_k / AMX_DEPTH * step, step, AMX_BYTES};
-    }
-    if (block->any_odd_key) amx_find_odd(&u->k, b.j0, b.n, p->d_k, parts, w->line, block->odd_key);
+    const rows k = amx_rows(&u->k, b.j0, b.n, p->d_k, amx->parts, w->k);
+    amx_take_keys(amx, &u->k, &k, p->d_k, w->line, &block->k);
+    block->v = amx_rows(&u->v, b.j0, b.n, p->d_v, amx->parts, w->v);
     block->any_odd_value = amx_pack_values(amx, &block->v, p->d_v, NULL);
     if (!block->any_odd_value) return;
-    amx_find_odd(&u->v, b.j0, b.n, p->d_v, parts, w->line, block->odd_value);
+    amx_find_odd(&u->v, b.j0, b.n, p->d_v, amx->parts, w->line, block->odd_value);
     amx_pack_values(amx, &block->v, p->d_v, block->odd_value);
 }
 
@@ -51,48 +36,18 @@ typedef struct amx_piece {
     vec sees[SCORE_WIDTH]; /* with odd values: see amx_odd_values */
 } amx_piece;
 
+INLINE amx_task amx_piece_scores(const forward_scratch *w, const amx_block *block, const amx_piece *piece) {
+    return amx_scores(&w->amx, &block->k, piece->q, piece->b, piece->scores, w->s_row);
+}
+
 /* Computes the scores of odd queries and odd keys of a panel anew. */
 COLD NOINLINE void amx_odd_scores(const sdpa_unit *u, const forward_scratch *w, const amx_block *block,
                                   const amx_piece *piece) {
     const panel q = piece->q;
-    const ivec all = (ivec){0} - 1;
-    vec most[SCORE_WIDTH] = {{0}};
-    const rows k = pack_rows(&u->k, piece->b.j0, piece->b.n, u->problem->d_k, 0, w->k, w->k_tail);
-    scores t = panel_scores(w->q, q, &k, u->problem->d_k, w->s, w->s_row);
-    t.extreme = (real *)most;
-    score(&t, q.nv, SCORE_RAW);
-    for (int64_t j = 0; j < k.n; j++) {
-        const bool key = block->any_odd_key && block->odd_key[k.j0 - block->k.j0 + j];
-        for (int x = 0; x < q.nv; x++) {
-            real *to = piece->scores + j * w->s_row + x * VL;
-            ivec query;
-            memcpy(&query, w->amx.odd + q.i + x * VL, sizeof query);
-            vstore(to, vselect(key ? all : query, vload(w->s + j * w->s_row + x * VL), vload(to)));
-        }
-    }
-}
-
-/* The products of a piece's queries and keys, whose number is rounded up to whole registers. */
-INLINE amx_task amx_scores(const forward_scratch *w, const amx_block *block, const amx_piece *piece) {
-    const amx_scratch *amx = &w->amx;
-    const panel q = piece->q;
-    const int64_t lanes = q.nv * VEC_BYTES;
-    amx_task t = {.c = piece->scores,
-                  .c_row = w->s_row,
-                  .c_step = AMX_DEPTH * w->s_row,
-                  .a = block->keys,
-                  .b = {amx->q + 2 * amx->parts * amx->d_k * q.i, lanes, VEC_BYTES, VL * lanes, amx->d_k / 2 * lanes},
-                  .a_step = 2 * block->keys.next,
-                  .steps = amx->d_k / AMX_DEPTH,
-                  .parts = amx->parts,
-                  .nv = q.nv,
-                  .blocks = round_up(piece->b.n, AMX_DEPTH) / AMX_DEPTH};
-    t.a.p += (piece->b.j0 - block->k.j0) / VL * block->keys.next;
-    if (t.steps == 0) {
-        memset(t.c, 0, sizeof(real) * (size_t)(t.blocks * t.c_step));
-        t.blocks = 0;
-    }
-    return t;
+    const keys b = piece->b;
+    const rows k = pack_rows(&u->k, b.j0, b.n, u->problem->d_k, 0, w->k, w->k_tail);
+    amx_ordinary(w->q, q, &k, u->problem->d_k, w->s, w->s_row);
+    amx_replace_odd_scores(&w->amx, &block->k, q, b, piece->scores, w->s, w->s_row);
 }
 
 /* The scores of a panel, from their products by c, their maxima, and where their weights go in parts. */
@@ -333,7 +288,7 @@ NOINLINE bool amx_softmax(const sdpa_unit *u, const forward_scratch *w, const am
     const sdpa_problem *p = u->problem;
     const panel q = piece->q;
     const struct block pairs = {u->i0 + q.i, q.n_i, piece->b.j0, piece->b.n};
-    if (block->any_odd_key || w->amx.any_odd) amx_odd_scores(u, w, block, piece);
+    if (block->k.any_odd || w->amx.any_odd) amx_odd_scores(u, w, block, piece);
     const enum bias_kind bias = bias_block(u, &pairs, (real)M_LOG2E, w->s, w->s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return false;
     const bool plain = bias == BIAS_NONE && is_linear(p) && !p->score_mod;
@@ -373,11 +328,9 @@ NOINLINE bool amx_softmax(const sdpa_unit *u, const forward_scratch *w, const am
 INLINE int amx_pieces_of(const sdpa_unit *u, const forward_scratch *w, keys b, amx_piece *pieces) {
     int n = 0;
     PANELS (q, u->n_i) {
-        int64_t first, last;
-        sdpa_visible_keys(u, u->i0 + q.i, q.n_i, &first, &last);
-        if (first >= b.j0 + b.n || last <= b.j0) continue;
-        const int64_t rounded = round_up(last - b.j0, AMX_DEPTH), visible = rounded < b.n ? rounded : b.n,
-                      open = open_keys(u, u->i0 + q.i, b.j0, visible) / AMX_DEPTH * AMX_DEPTH;
+        const int64_t visible = amx_visible(u, q, b);
+        if (visible == 0) continue;
+        const int64_t open = open_keys(u, u->i0 + q.i, b.j0, visible) / AMX_DEPTH * AMX_DEPTH;
         if (open > 0) pieces[n++] = (amx_piece){.q = q, .b = {b.j0, open}};
         pieces[n++] = (amx_piece){.q = q, .b = {b.j0 + open, visible - open}};
     }
@@ -401,7 +354,7 @@ NOINLINE void amx_add_block(const sdpa_unit *u, const forward_scratch *w, keys b
         amx_queue queue = {.registers = registers};
         amx_task task;
         if (before) task = amx_values(w, &block, before), amx_push(&queue, &task);
-        if (i + 1 < n) task = amx_scores(w, &block, &pieces[i + 1]), amx_push(&queue, &task);
+        if (i + 1 < n) task = amx_piece_scores(w, &block, &pieces[i + 1]), amx_push(&queue, &task);
         if (now) now->live = amx_softmax(u, w, &block, now, &queue);
         amx_advance(&queue, INT64_MAX);
         if (before && w->amx.parts == 3) amx_add_values(w, before);

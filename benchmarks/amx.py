@@ -164,7 +164,7 @@ def byte_table(text: str) -> str:
 
 
 class Pass(NamedTuple):
-    """A pass that takes scores as given: its products, and how often its units of queries do what."""
+    """A pass that takes scores as given: its products, and how often a unit does what."""
 
     queries: int
     products: int

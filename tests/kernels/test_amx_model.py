@@ -19,7 +19,11 @@ def test_the_stand_in_has_the_same_bits(dtype, rng, causal, broken):
         previous = sdpa._core._use_isa(name)
         saved = sdpa.attention_forward(*x, is_causal=causal)
         gradients = sdpa.attention_backward(x[2], *x, *saved, is_causal=causal)
-        results[name] = [*saved, *gradients[:3]]
+        statistics = sdpa.attention_statistics(*x[:2], is_causal=causal)
+        tangents = sdpa.attention_jvp(*x, *x[::-1], is_causal=causal)
+        second = sdpa.attention_double_backward(*x[::-1], x[2], *x, *saved, is_causal=causal)
+        second = [y for y in second if y is not None]
+        results[name] = [*saved, *gradients[:3], *statistics, *tangents, *second]
         sdpa._core._use_isa(previous)
     for a, b in zip(results["amx"], results["amx_model"], strict=True):
         assert a.tobytes() == b.tobytes()

@@ -35,6 +35,16 @@ def exact(operands, **options):
     return [out, lse, *gradients[:3]]
 
 
+def with_given_scores(operands, tangents, library=sdpa, **options):
+    """Statistics, the tangent of out, and the gradients of the double backward."""
+    *x, grad_out = operands
+    saved = library.attention_forward(*x, **options)
+    statistics = library.attention_statistics(*x[:2], **options)
+    tangent = library.attention_jvp(*x, *tangents, **options)[1]
+    gradients = library.attention_double_backward(*tangents, grad_out, *x, *saved, **options)
+    return [*statistics, tangent, *(x for x in gradients if x is not None)]
+
+
 def errors(found, true):
     """The rms error of each result beside its rms."""
     return [
@@ -99,4 +109,41 @@ def test_neighbours_do_not_change_bits(rng, which, broken):
     rows = np.arange(N) != 7 if which == "query" else np.full(N, True)
     n = 2 if (which, broken) == ("query", 2.0**70) else 3
     for a, b in zip(before[:n], after[:n], strict=True):
+        assert a[:, rows].tobytes() == b[:, rows].tobytes()
+
+
+@pytest.mark.parametrize("power", [0, -45, -60, 61])
+@pytest.mark.parametrize("which", range(7))
+def test_passes_with_given_scores_err_like_those_of_float32(rng, which, power):
+    """At most 1.05 times as much as by the vectors, or 8 ulp."""
+    x = [rng.standard_normal((1, N, D)).astype(np.float32) for _ in range(7)]
+    x[which] = (x[which] * 2.0**power).astype(np.float32)
+    options = {"scale": 0.2 * 2.0 ** (-power if which < 2 else 0)}
+    wide = [y.astype(np.float64) for y in x]
+    true = with_given_scores(wide[:4], wide[4:], reference, **options)
+    ours = errors(with_given_scores(x[:4], x[4:], **options), true)
+    sdpa._core._use_isa("avx512")
+    theirs = errors(with_given_scores(x[:4], x[4:], **options), true)
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        assert a <= max(1.05 * b, 8 * 2.0**-23), (i, a, b)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, 2.0**-70, 2.0**-140, 2.0**70])
+@pytest.mark.parametrize("which", ["query", "key", "query_t", "key_t"])
+def test_neighbours_do_not_change_bits_of_given_scores(rng, which, broken):
+    """Statistics and the tangent of out: of other queries, and beside a key that no query sees."""
+    names = ("query", "key", "value", "query_t", "key_t", "value_t")
+    x = [rng.standard_normal((1, N, D)).astype(np.float32) for _ in names]
+    mask = np.ones((N, N), bool)
+    mask[:, 7] = False
+
+    def computed():
+        statistics = sdpa.attention_statistics(*x[:2], where=mask)
+        return [*statistics, sdpa.attention_jvp(*x, where=mask)[1]]
+
+    before = computed()
+    x[names.index(which)][0, 7, :3] = broken
+    after = computed()
+    rows = np.arange(N) != 7 if which.startswith("query") else np.full(N, True)
+    for a, b in zip(before, after, strict=True):
         assert a[:, rows].tobytes() == b[:, rows].tobytes()

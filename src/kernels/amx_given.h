@@ -58,7 +58,8 @@ INLINE void amx_give_keys(const amx_given *w, int pair, const sdpa_matrix *m, co
 NOINLINE void amx_product(const amx_given *w, int x, int y, panel q, int64_t n, real *s) {
     const amx_sides *left = &w->of[x], *right = &w->of[y];
     rows k = right->keys->y;
-    const keys b = {k.j0, k.n = n};
+    k.n = n;
+    const keys b = {k.j0, n};
     amx_multiply_keys(&left->x, right->keys, q, b, s, w->s_row);
     if (!right->keys->any_odd && !left->x.any_odd) return;
     amx_ordinary(left->queries, q, &k, right->d, w->ordinary, w->s_row);

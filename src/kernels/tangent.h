@@ -103,17 +103,21 @@ INLINE void put_panel(real *t, const real *s, int64_t row, panel q, int64_t n, r
     }
 }
 
-/* score_tangents by the matrix unit. */
+/* score_tangents by the matrix unit, whose room still holds S of the panel. w->q_t is the tangent of Q in any case: that of
+ * scale Q would have more digits than its parts. */
 NOINLINE void tile_tangents(const sdpa_unit *u, const tangent_scratch *w, const tangent_block *b, panel q) {
+    const real factor = scale_factor(u);
+    const int64_t row = w->n_lanes, n = b->k.n;
     real *t = w->t + q.i, *s = amx_room(&w->amx, q.i);
-    amx_product(&w->amx, AMX_TANGENTS, AMX_SCORES, q, b->k.n, s);
-    put_panel(t, s, w->n_lanes, q, b->k.n, own_scale(u) ? 1 : scale_factor(u), false);
+    if (own_scale(u)) put_panel(t, s, row, q, n, sign_of_scale(u) * (real)u->scale_t, false);
+    amx_product(&w->amx, AMX_TANGENTS, AMX_SCORES, q, n, s);
+    put_panel(t, s, row, q, n, factor, own_scale(u));
     if (!b->k_t.p) return;
-    amx_product(&w->amx, AMX_SCORES, AMX_TANGENTS, q, b->k.n, s);
-    put_panel(t, s, w->n_lanes, q, b->k.n, scale_factor(u), true);
+    amx_product(&w->amx, AMX_SCORES, AMX_TANGENTS, q, n, s);
+    put_panel(t, s, row, q, n, factor, true);
 }
 
-/* T_0 of a panel. Where the head has its own scale, w->q_t holds the tangent of scale Q. */
+/* T_0 of a panel. Where the head has its own scale, w->q_t holds the tangent of scale Q, except in the matrix unit. */
 NOINLINE void score_tangents(const sdpa_unit *u, const tangent_scratch *w, const tangent_block *b, panel q) {
     const int64_t d_k = u->problem->d_k;
     vec unused[SCORE_WIDTH] = {{0}};
@@ -326,7 +330,7 @@ NOINLINE bool tangent_sweep(const sdpa_unit *u, tangent_scratch *w, int64_t j0, 
     } else {
         memset(w->q_t, 0, sizeof(real) * (size_t)(p->d_k * w->n_lanes));
     }
-    if (own_scale(u)) mix_tangent(u, sign, w->q_t, w->q, p->d_k * w->n_lanes);
+    if (own_scale(u) && !given) mix_tangent(u, sign, w->q_t, w->q, p->d_k * w->n_lanes);
     if (given) {
         SDPA_TAKE(AMX);
         amx_give_queries(&w->amx, AMX_SCORES, w->q, u->n_i);

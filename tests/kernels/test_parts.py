@@ -4,6 +4,7 @@ Rows whose parts would leave the range of the matrix unit go the ordinary way. E
 float32 for operands of any size, and a row's bits do not depend on its neighbours.
 """
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -147,3 +148,19 @@ def test_neighbours_do_not_change_bits_of_given_scores(rng, which, broken):
     rows = np.arange(N) != 7 if which.startswith("query") else np.full(N, True)
     for a, b in zip(before, after, strict=True):
         assert a[:, rows].tobytes() == b[:, rows].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_the_tangent_of_a_heads_scale_has_more_digits_than_the_operands(rng, dtype):
+    """It multiplies query, and so has no place among the parts of 16 bits."""
+    x = [rng.standard_normal((3, N, D)).astype(dtype) for _ in range(6)]
+    options = {"scale": np.array([0.3, -0.2, 0.1]), "scale_t": np.array([0.11, 0.23, 0.31])}
+    exact = reference.attention_jvp(*(y.astype(np.float64) for y in x), **options)[1]
+
+    def error():
+        found = sdpa.attention_jvp(*x, **options)[1].astype(np.float64)
+        return np.sqrt(np.mean((found - exact) ** 2))
+
+    ours = error()
+    sdpa._core._use_isa("avx512")
+    assert ours <= 1.05 * error()

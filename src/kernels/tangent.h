@@ -289,12 +289,14 @@ INLINE void tangent_finish(const sdpa_unit *u, const tangent_scratch *w) {
     const real sink_t = scalar_of(&u->sinks_t, 0);
     for (int64_t i = 0; i < u->n_i; i++) {
         real low = 0, term, *o = w->o + i * w->v_row, *o_t = w->o_t + i * w->v_row;
+        const real keys = w->l[i];
         const real factor = add_sink(sink, &w->m[i], &low, &w->l[i], &term);
         const real inverse = w->l[i] == 0 ? 0 : 1 / w->l[i];
         w->sunk[i] = term * inverse;
         if (factor == 0) w->l[i] = INFINITY; /* the keys' weights are 0 beside the sink's */
         const real move = w->sunk[i] == 0 ? 0 : w->sunk[i] * (sink_t - w->mu[i]);
-        w->mu[i] += move;
+        /* The keys' share times their mean, because beside a large sink mu + move would cancel. */
+        if (w->sunk[i] != 0) w->mu[i] = muladd(factor * keys * inverse, w->mu[i], w->sunk[i] * sink_t);
         for (int64_t x = 0; x < w->v_row; x += VL) {
             const vec mean = factor * inverse * vload(o + x);
             vstore(o + x, mean);

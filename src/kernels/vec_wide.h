@@ -1,9 +1,14 @@
-/* For tests only (make test-c): the vectors, tiles and bfloat16 pairs of AVX-512 on machines without it. */
+/* For tests only (make test-c): the vectors, tiles and bfloat16 pairs of AVX-512 on machines without it. Flags with
+ * AVX-512 give its vectors, as in vec_amx_model.h, whose base this is. */
 #ifndef SDPA_KERNEL_VEC_WIDE_H
 #define SDPA_KERNEL_VEC_WIDE_H
 
+#ifdef __AVX512F__
+#include "vec_avx512.h"
+#else
 #define VEC_BYTES 64
 #include "vec_generic.h"
+#endif
 
 #if SDPA_REAL == 32
 #define HAVE_BF16_PAIRS

@@ -208,3 +208,21 @@ def test_hidden_keys_beside_rows_whose_lse_is_far(rng, n_k, lse_dtype):
     expected = sdpa.attention_backward(g.astype(np.float64), *exact, *saved, **options)
     for ours, true, size in zip(found[:3], expected[:3], (2.0**15, 2.0**15, 1), strict=True):
         np.testing.assert_allclose(ours, true, rtol=0, atol=1e-5 * size)
+
+
+@pytest.mark.usefixtures("isa")
+def test_second_derivative_of_a_sink_that_outweighs_its_keys(rng, compute_dtype):
+    """The sink's weight is 1 but for less than its rounding, and that difference is all there is."""
+    shapes = (7, 5), (9, 5), (9, 3), (7, 3)
+    q, k, v, g = (abs(normal(rng, shape, compute_dtype)) for shape in shapes)  # nothing cancels
+    sinks, scale = (np.array(x, compute_dtype) for x in (45, 0.5))
+    options = {"sinks": sinks, "scale": scale}
+    got = sdpa.attention_forward(q, k, v, **options)
+    options |= {"grad_lse": np.ones_like(got.lse), "gg_scale": scale, "needs": ("sinks", "scale")}
+    second = sdpa.attention_double_backward(None, None, None, g, q, k, v, *got, **options)
+    exact = (np.float64(x) for x in (g, q, k, v, *got))
+    expected = sdpa.reference.attention_double_backward(None, None, None, *exact, **options)
+    assert 0 < abs(expected.sinks) < unit_roundoff(compute_dtype)
+    rtol = 1000 * unit_roundoff(compute_dtype)
+    np.testing.assert_allclose(second.sinks, expected.sinks, rtol=rtol)
+    np.testing.assert_allclose(second.scale, expected.scale, rtol=rtol)

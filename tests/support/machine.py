@@ -10,7 +10,7 @@ import pytest
 from sdpa import _core
 
 SEED = int(os.environ.get("SDPA_SEED", "0"))
-ROUNDS_TO_BFLOAT16 = ("avx512bf16", "amx", "amx_model", "neonbf16")
+ROUNDS_TO_BFLOAT16 = ("avx512bf16", "amx", "amx_model", "neonbf16", "wide")
 """The ISAs that round the weights of a forward in bfloat16 to it."""
 
 ISAS = [name for name, available in dict(_core._isas()).items() if available]

@@ -36,6 +36,10 @@ bool sdpa_run_stopped(sdpa_run *run);
 /* For loops between runs: polls `interrupted` (may be NULL), at most as often as runs do. True if it returned non-zero. */
 bool sdpa_poll(int (*interrupted)(void));
 
+/* For tests: whether every question polls, however little time has passed, so that each step of a call can be interrupted
+ * in turn. */
+void sdpa_poll_always(bool yes);
+
 /* Waits until *counter >= value (acquire). False, immediately, once the run is interrupted. */
 bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value);
 
@@ -57,6 +61,9 @@ int sdpa_threads_by(const char *variable);
 /* CPUs that the cgroup quotas (v1 and v2) of this process grant, rounded up; 0: no limit. `root` is prepended to the
  * paths that are read: "", or in tests a directory. */
 int sdpa_quota_cpus(const char *root);
+
+/* How many of these CPUs to use under a quota (0: none): from 1 to SDPA_MAX_THREADS. */
+int sdpa_usable_cpus(long cpus, long quota);
 
 /* Joins the threads; the next parallel call starts them again. Also runs automatically at the end of the process, where
  * a run in progress on another thread ends as interrupted, since that thread may never get to run again. */

@@ -97,6 +97,13 @@ int sdpa_quota_cpus(const char *root) {
     return (int)smallest;
 }
 
+int sdpa_usable_cpus(long cpus, long quota) {
+    if (quota > 0 && quota < cpus) {
+        cpus = quota;
+    }
+    return cpus < 1 ? 1 : cpus > SDPA_MAX_THREADS ? SDPA_MAX_THREADS : (int)cpus;
+}
+
 int sdpa_available_cpus(void) {
     long cpus = sdpa_online_cpus();
 #ifdef __linux__
@@ -116,11 +123,7 @@ int sdpa_available_cpus(void) {
         }
     }
 #endif
-    long quota = sdpa_quota_cpus("");
-    if (quota > 0 && quota < cpus) {
-        cpus = quota;
-    }
-    return cpus < 1 ? 1 : cpus > SDPA_MAX_THREADS ? SDPA_MAX_THREADS : (int)cpus;
+    return sdpa_usable_cpus(cpus, sdpa_quota_cpus(""));
 }
 
 int sdpa_threads_by(const char *variable) {

@@ -40,8 +40,8 @@ void test_pool(void);
 void test_fork(void);
 void test_machine(void);
 void test_problem(void);
-void test_attention(void), test_outline(void); /* the latter is part of the former */
-void test_disturbed(void);
+void test_attention(void), test_outline(void);      /* the latter is part of the former */
+void test_disturbed(void), test_interruption(void); /* the latter is part of the former */
 void test_packed(void);
 void test_additive(void);
 void test_xla(void);

@@ -8,6 +8,7 @@
 #include "../../src/runtime/isa.h"
 #include "../../src/runtime/memory.h"
 #include "check.h"
+#include "interruption.h"
 #include "naive.h"
 
 enum { QUERY, KEY, VALUE, W_QUERY, W_KEY, W_SCORE, BIAS, N_ARGUMENTS, DOUT = N_ARGUMENTS, OUT, LSE, N_ARRAYS };
@@ -289,6 +290,26 @@ static void faults(const additive_case *c) {
     free_fixture(f);
 }
 
+static sdpa_status run_forward(void *context) {
+    const fixture *f = context;
+    return sdpa_additive_forward(&f->p, &f->a);
+}
+
+static sdpa_status run_backward(void *context) {
+    const fixture *f = context;
+    return sdpa_additive_backward(&f->p, &f->a);
+}
+
+static void interruption(const additive_case *c) {
+    fixture *f = new_fixture(c);
+    f->p.interrupted = poll_countdown;
+    for (f->p.n_workers = 1; f->p.n_workers <= 3; f->p.n_workers += 2) {
+        check_interrupted("additive forward", f->p.n_workers, run_forward, f);
+        check_interrupted("additive backward", f->p.n_workers, run_backward, f);
+    }
+    free_fixture(f);
+}
+
 void test_additive(void) {
     naive_seed();
     const int64_t edges[] = {0, 1, 2, 3, 8, 15, 17, 47, 48, 49, 97, 129};
@@ -325,5 +346,6 @@ void test_additive(void) {
         heads.scale = 0.1;
         on_every_isa(&heads);
         faults(&heads);
+        interruption(&heads);
     }
 }

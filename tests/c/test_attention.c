@@ -2,7 +2,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "../../src/drivers.h"
 #include "../../src/kernels/kernels.h"
@@ -345,7 +344,7 @@ static void merging(void) {
     }
 }
 
-/* --- allocation faults and interruption */
+/* --- allocation faults */
 
 static void faults(void) {
     test_case c = {.n_batch = 2,
@@ -380,102 +379,6 @@ static void faults(void) {
             CHECK(status == SDPA_OK && n > 1, "routine %d dtype %d: status %d after %d allocations", routine,
                   (int)c.dtype, (int)status, n);
         }
-        free_fixture(f);
-    }
-}
-
-static double interrupt_at;
-
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-static int poll_clock(void) { return seconds() >= interrupt_at; }
-
-/* A call of many seconds ends within one second of its interruption, with many units, units that wait for each other,
- * or a single unit. */
-static void interruption(void) {
-    const int64_t n_queries[] = {32768, 32768, 90}, n_keys[] = {1 << 20, 32768, 1 << 26};
-    for (int shape = 0; shape < 3; shape++) {
-        test_case c = {.n_batch = 1, .n_head = 1, .group = 1, .d_k = 64, .d_v = 64, .dtype = SDPA_F32, .scale = 0.125};
-        fixture *f = new_fixture(&c, 0);
-        sdpa_problem p = f->p;
-        const int64_t n_q = n_queries[shape], n_k = n_keys[shape];
-        p.n_q = n_q;
-        p.n_k = n_k;
-        p.interrupted = poll_clock;
-        p.o = new_tensor(f, c.dtype, 1, n_q, 64, NULL);
-        p.dq = new_tensor(f, c.dtype, 1, n_q, 64, NULL);
-        p.lse = new_tensor(f, c.dtype, 1, n_q, 1, NULL);
-        p.q = p.dout = p.k = p.v = new_tensor(f, c.dtype, 1, 1, 64, NULL);
-        p.dlse.data = NULL;
-        p.q.row = p.dout.row = p.k.row = p.v.row = 0; /* inputs may share memory */
-        if (shape == 1) {
-            p.dk = new_tensor(f, c.dtype, 1, n_k, 64, NULL);
-            p.dv = new_tensor(f, c.dtype, 1, n_k, 64, NULL);
-        }
-        for (int routine = 0; routine < 2; routine++) {
-            for (p.n_workers = 1; p.n_workers <= 3; p.n_workers++) {
-                double start = seconds();
-                interrupt_at = start + 0.1;
-                sdpa_status status = routine == 0 ? sdpa_attention_forward(&p) : sdpa_attention_backward(&p);
-                double took = seconds() - start;
-                CHECK(status == SDPA_INTERRUPTED && took < TIME_LIMIT,
-                      "routine %d shape %d workers %d: status %d after %.3f s", routine, shape, p.n_workers,
-                      (int)status, took);
-            }
-        }
-        free_fixture(f);
-    }
-}
-
-static int polls_left;
-
-static int poll_countdown(void) { return polls_left-- <= 0; }
-
-/* Whichever step of a pass an interruption finds, the call ends there. A call polls every 20 ms, so calls are shorter
- * where a sample is tried because the machine is slow. */
-static void interruption_of_every_pass(void) {
-    enum { HEADS = 5, N_Q = 200, N_K = SAMPLE == 1 ? 1500 : 500, D = 64 };
-    static const struct {
-        sdpa_status (*call)(const sdpa_problem *);
-        int64_t rows, columns; /* of o */
-    } passes[] = {{sdpa_attention_backward, N_Q, D},
-                  {sdpa_attention_second, N_Q, D},
-                  {sdpa_attention_tangent, N_Q, D},
-                  {sdpa_attention_weights, N_Q, N_K},
-                  {sdpa_attention_received, N_K, SDPA_N_RECEIVED},
-                  {sdpa_attention_statistics, N_Q, SDPA_N_STATISTICS}};
-    for (int pass = 0; pass < 6; pass++) {
-        const sdpa_dtype dtype = pass < 2 ? SDPA_BF16 : SDPA_F32;
-        test_case c = {.n_batch = 1, .n_head = HEADS, .group = 1, .d_k = D, .d_v = D, .dtype = dtype, .scale = 0.125};
-        fixture *f = new_fixture(&c, 0);
-        sdpa_problem p = f->p;
-        p.n_q = N_Q;
-        p.n_k = N_K;
-        p.interrupted = poll_countdown;
-        p.q = p.k = p.v = p.dout = new_tensor(f, dtype, 1, 1, D, NULL);
-        p.q.row = p.k.row = p.v.row = p.dout.row = p.q.head = p.k.head = p.v.head = p.dout.head = 0;
-        p.q_t = p.k_t = p.v_t = p.q;
-        p.dlse.data = NULL;
-        p.lse = new_tensor(f, SDPA_F32, HEADS, N_Q, 1, NULL);
-        p.o = new_tensor(f, dtype, HEADS, passes[pass].rows, passes[pass].columns, NULL);
-        p.o_t = new_tensor(f, dtype, HEADS, N_Q, D, NULL);
-        p.dq = new_tensor(f, dtype, HEADS, N_Q, D, NULL);
-        p.dk = new_tensor(f, dtype, HEADS, N_K, D, NULL);
-        p.dv = new_tensor(f, dtype, HEADS, N_K, D, NULL);
-        int n = 0;
-        sdpa_status status = SDPA_INTERRUPTED;
-        for (; n < 1000 && status == SDPA_INTERRUPTED; n += 1 + n) {
-            polls_left = n;
-            p.n_workers = 1 + n % 3;
-            status = passes[pass].call(&p);
-            CHECK(status == SDPA_INTERRUPTED || (status == SDPA_OK && n > 0), "pass %d, poll %d: %d", pass, n,
-                  (int)status);
-        }
-        CHECK(status == SDPA_OK, "pass %d ends without an interruption", pass);
         free_fixture(f);
     }
 }
@@ -517,6 +420,5 @@ void test_disturbed(void) {
         }
     }
     faults();
-    interruption();
-    interruption_of_every_pass();
+    test_interruption();
 }

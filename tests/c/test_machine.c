@@ -333,6 +333,14 @@ static void quota(void) {
         CHECK(system(command) == 0, "%s", command);
     }
     CHECK(sdpa_quota_cpus("/nowhere") == 0, "no files at all");
+    const struct {
+        long cpus, quota;
+        int expected;
+    } usable[] = {{4, 0, 4}, {4, 3, 3}, {4, 4, 4}, {4, 5, 4}, {0, 0, 1}, {-1, 2, 1}, {5000, 0, SDPA_MAX_THREADS}};
+    for (size_t i = 0; i < sizeof usable / sizeof usable[0]; i++) {
+        const int cpus = sdpa_usable_cpus(usable[i].cpus, usable[i].quota);
+        CHECK(cpus == usable[i].expected, "usable %zu: %d, expected %d", i, cpus, usable[i].expected);
+    }
 }
 
 typedef struct threads_case {

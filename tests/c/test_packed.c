@@ -8,6 +8,7 @@
 #include "../../src/runtime/isa.h"
 #include "../../src/runtime/memory.h"
 #include "check.h"
+#include "interruption.h"
 #include "naive.h"
 
 enum { HEADS = 4, KEY_HEADS = 2, D = 24, MOST = 24 };
@@ -229,19 +230,36 @@ static void faults(sdpa_dtype dtype) {
     free(f);
 }
 
-static int at_once(void) { return 1; }
+typedef struct call {
+    enum routine routine;
+    sdpa_problem p;
+} call;
 
-static void interruption(void) {
-    const layout l = {2, {0, 12000, 24000}, {0, 12000, 24000}, 0, 0};
-    fixture *f = new_fixture(&l, SDPA_F32);
-    f->p.interrupted = at_once;
-    for (int routine = 0; routine < N_ROUTINES; routine++) {
-        for (f->p.n_workers = 1; f->p.n_workers <= 3; f->p.n_workers++) {
-            const int first = f->n_buffers;
-            sdpa_problem p = with_results(f, routine);
-            CHECK(run(routine, &p) == SDPA_INTERRUPTED, "routine %d workers %d", routine, p.n_workers);
-            free_buffers(f, first);
+static sdpa_status run_call(void *context) {
+    const call *c = context;
+    return c->routine < N_ROUTINES ? run(c->routine, &c->p) : sdpa_attention_received(&c->p);
+}
+
+/* Every routine, and the weights that keys receive from all queries and from some. */
+static void interruption(const layout *l, int n_workers) {
+    static const int64_t chosen[] = {7, 3, 4, 200, 130, 135}; /* of several sequences */
+    fixture *f = new_fixture(l, SDPA_F32);
+    f->p.interrupted = poll_countdown;
+    for (int routine = 0; routine < N_ROUTINES + 2; routine++) {
+        const int first = f->n_buffers;
+        call c = {(enum routine)routine, f->p};
+        if (routine < N_ROUTINES) {
+            c.p = with_results(f, routine);
+        } else {
+            c.p.o = new_tensor(f, SDPA_F32, c.p.n_k, HEADS, SDPA_N_RECEIVED, false);
+            c.p.lse.data = NULL;
+            if (routine > N_ROUTINES) c.p.queries = (sdpa_choice){chosen, sizeof chosen / sizeof *chosen};
         }
+        c.p.n_workers = n_workers;
+        char what[32];
+        snprintf(what, sizeof what, "packed, routine %d", routine);
+        check_interrupted(what, n_workers, run_call, &c);
+        free_buffers(f, first);
     }
     free_buffers(f, 0);
     free(f);
@@ -264,5 +282,6 @@ void test_packed(void) {
     }
     sdpa_isa_select(before);
     for (int t = 0; t < 3; t++) faults(dtypes[t]);
-    interruption();
+    interruption(&layouts[0], 1);
+    interruption(&layouts[1], 3);
 }

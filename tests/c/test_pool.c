@@ -470,6 +470,69 @@ static void *keep_pool_busy(void *context) {
     return NULL;
 }
 
+/* --- a fork in the middle of a run, by what it polls */
+
+static int polls_before_fork;
+static bool child_stops;
+static _Atomic pid_t forked;
+
+static int poll_and_fork(void) {
+    if (polls_before_fork-- != 0) return 0;
+    const pid_t child = fork();
+    atomic_store(&forked, child);
+    return child == 0 && child_stops;
+}
+
+/* Other threads are inside a unit until the process has forked. */
+static void wait_for_fork(int worker) {
+    const double end = seconds() + 20;
+    if (worker > 0) atomic_store(&begun_elsewhere, 1);
+    while (worker > 0 && !atomic_load(&forked) && seconds() < end) sleep_ms(1);
+}
+
+static void polling_unit(void *context, int64_t unit, int worker, sdpa_run *run) {
+    (void)unit;
+    for (int i = 0; i < 4; i++) sdpa_run_stopped(run);
+    wait_for_fork(worker);
+    atomic_fetch_add((_Atomic int *)context, 1);
+}
+
+/* The caller polls when it has no units left. */
+static void late_unit(void *context, int64_t unit, int worker, sdpa_run *run) {
+    if (worker == 0) long_elsewhere_unit(context, unit, worker, run);
+    wait_for_fork(worker);
+    atomic_fetch_add((_Atomic int *)context, 1);
+}
+
+/* In the child, which lacks the threads that had part of the work, the call has no result; in the parent it has. */
+static void check_forked(const char *what, int n_workers, sdpa_unit_fn *fn, sdpa_status in_child) {
+    enum { N_UNITS = 6 };
+    const pid_t parent = getpid();
+    for (int stops = 0; stops < 2; stops++) {
+        _Atomic int n_run = 0;
+        begun_elsewhere = 0;
+        polls_before_fork = 2;
+        child_stops = stops;
+        atomic_store(&forked, 0);
+        const sdpa_status status = sdpa_parallel_for(N_UNITS, n_workers, fn, (void *)&n_run, poll_and_fork);
+        if (getpid() != parent) {
+            const sdpa_status expected = stops && n_workers == 1 ? SDPA_INTERRUPTED : in_child;
+            _exit(status == expected ? child_works() : 10 + (int)status);
+        }
+        CHECK(status == SDPA_OK && n_run == N_UNITS, "%s: status %d, %d units", what, (int)status, n_run);
+        int code = -1;
+        CHECK(waitpid(forked, &code, 0) == forked && code == 0, "%s: child: %#x", what, (unsigned)code);
+    }
+}
+
+static void forks_within_runs(void) {
+    sdpa_poll_always(true);
+    check_forked("one thread", 1, polling_unit, SDPA_OK);
+    check_forked("between units", 3, polling_unit, SDPA_FORKED);
+    sdpa_poll_always(false);
+    check_forked("at the end", 3, late_unit, SDPA_FORKED);
+}
+
 void test_fork(void) {
     _Atomic int n_run = 0;
     sdpa_parallel_for(8, 4, short_unit, (void *)&n_run, NULL);
@@ -489,5 +552,6 @@ void test_fork(void) {
     }
     atomic_store(&keep_busy, false);
     pthread_join(thread, NULL);
+    forks_within_runs();
 }
 #endif

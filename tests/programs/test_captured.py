@@ -186,6 +186,21 @@ def test_functions_of_pytorch(tensors):
     np.testing.assert_allclose(values(f), f(*given).numpy(), rtol=1e-14)
 
 
+def test_more_functions_of_pytorch(tensors):
+    torch = tensors
+    functional = torch.nn.functional
+
+    def f(score, b, h, q, k):
+        x = torch.div(q, 3, rounding_mode="floor") + torch.div(score, 2.0, rounding_mode="trunc")
+        x = x + torch.max(score, q - k) - torch.min(score, x) + torch.rsub(score, 1.0)
+        x = x + functional.gelu(score, approximate="tanh") + functional.silu(score)
+        x = x + functional.softplus(score) * torch.full_like(score, 0.5) + score.new_full((), 2.0)
+        return x.where(q > k, score.detach().contiguous()).clone()
+
+    given = (torch.as_tensor(x) for x in (SCORE, *np.broadcast_arrays(*GRID.values())))
+    np.testing.assert_allclose(values(f), f(*given).numpy(), rtol=1e-14, atol=1e-14)
+
+
 def test_masks_of_pytorch(tensors):
     """Its own combinations capture the functions that they combine."""
     flex = pytest.importorskip("torch.nn.attention.flex_attention")

@@ -76,6 +76,14 @@ def mixed(score, b, h, q, k, slopes):
     return np.minimum(low, high) + np.abs(slopes[h] - score) + 2.0 ** -(h + 1.0) * score**3
 
 
+def steps(score, b, h, q, k):
+    whole, rest = divmod(q, 3)
+    side = np.sign(k - q) * rest + np.trunc(k) + np.ceil(whole) + np.array(0.5)
+    cut = np.select([q > k, q == k], [1.0, 0 - score[...]], np.trunc(+score / 2))
+    seen = np.minimum(q > 1, k < 5) != (k > 1)
+    return np.where(seen, cut * 2 ** (k % 3), side - score)
+
+
 SCORES = [
     (alibi, (SLOPES,)),
     (softcap, ()),
@@ -89,6 +97,7 @@ SCORES = [
     (temperature, (SLOPES, 7.0)),
     (buckets, (BUCKETS,)),
     (mixed, (SLOPES,)),
+    (steps, ()),
 ]
 
 
@@ -272,4 +281,21 @@ def test_parts_of_arrays():
     outputs, _ = run(_prepare(True, parts, (DISTANCES,)), 0, GRID)
     b, _, q, k = np.broadcast_arrays(*GRID.values())
     expected = (DISTANCES[b, q, k] == 3) | (DISTANCES[b, q, 0] > DISTANCES[1, k, 1])
+    np.testing.assert_array_equal(outputs[0], expected)
+
+
+def test_the_shape_of_an_array():
+    """In the words of NumPy and of PyTorch."""
+
+    def shaped(b, h, q, k, distances):
+        assert distances.size == distances.numel() == BATCH * N * N
+        assert distances.size() == distances.shape == (BATCH, N, N)
+        assert distances.size(1) == N
+        assert distances.dim() == distances.ndim == 3
+        first, second = distances
+        return (first[q, k] > second[q, k]) | (second[k, q] == len(distances))
+
+    outputs, _ = run(_prepare(True, shaped, (DISTANCES,)), 0, GRID)
+    _, _, q, k = np.broadcast_arrays(*GRID.values())
+    expected = (DISTANCES[0, q, k] > DISTANCES[1, q, k]) | (DISTANCES[1, k, q] == BATCH)
     np.testing.assert_array_equal(outputs[0], expected)

@@ -194,6 +194,52 @@ SCORES = {
         lambda score, b, h, q, k: score + 2**70 * q,
         "score_mod: expected integers that fit in 64 bits in f, got 1180591620717411303424",
     ),
+    "negative boolean": score(
+        lambda score, b, h, q, k: score * -(q > k),
+        "score_mod: expected a number behind - in f, got the boolean q > k; write ~",
+    ),
+    "shifted float": score(
+        lambda score, b, h, q, k: score << 1,
+        "score_mod: expected integers around << and >> in f, got score << 1",
+    ),
+    "index of a value": score(
+        lambda score, b, h, q, k: (score + q)[0],
+        "score_mod: expected an array to index in f, got (score + float(q))[...]; it has one value "
+        "per pair",
+    ),
+    "function of an array": score(
+        lambda score, b, h, q, k, table: score + np.sum(table),
+        f"score_mod: expected one value per pair in f, got table in np.sum; {AXES}",
+        ONES,
+    ),
+    "arithmetic of an array": score(
+        lambda score, b, h, q, k, table: score + (2 * table)[h, q],
+        f"score_mod: expected one value per pair in f, got table in arithmetic; {AXES}",
+        ONES,
+    ),
+    "truth of an array": score(
+        lambda score, b, h, q, k, table: score if table else 0,
+        f"score_mod: expected one value per pair in f, got the truth of table; {AXES}",
+        ONES,
+    ),
+    "array as a whole": score(
+        lambda score, b, h, q, k, table: score + np.asarray(table)[h, q],
+        f"score_mod: expected one value per pair in f, got table as a whole; {AXES}",
+        ONES,
+    ),
+    "function of an element": score(
+        lambda score, b, h, q, k, table: np.sin(table[h, q] ** 1.5 * score),
+        f"{FUNCTIONS}np.sin((table[h, q] ** 1.5) * score); {HELP}",
+        ONES,
+    ),
+    "long expression": score(
+        lambda score, b, h, q, k: np.sin(sum(score * n for n in range(2, 40))),
+        f"{FUNCTIONS}np.sin(((((((... + ...) + (score * 34.0) ...  (score * 38.0)) + (sc); {HELP}",
+    ),
+    "option of clip": score(
+        lambda score, b, h, q, k: np.clip(score, 0, 1, dtype=float),
+        "score_mod: expected np.clip without options in f, got dtype=<class 'float'>",
+    ),
     "boolean result": score(
         lambda score, b, h, q, k: q >= k,
         "score_mod: expected a score per pair as result in f, got q >= k; "

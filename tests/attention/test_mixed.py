@@ -30,7 +30,7 @@ def narrow(request):
 SHAPES = {
     "one query": (2, 2, 1, 150, 64, 48),
     "one query, widths of no whole vectors": (2, 2, 1, 150, 33, 20),
-    "one query, wide": (1, 1, 1, 700, 128, 300),
+    "one query, wide rows": (1, 1, 1, 700, 128, 300),
     "one query, values alone of whole vectors": (2, 2, 1, 150, 33, 64),
     "one query, keys alone of whole vectors": (2, 2, 1, 150, 64, 33),
     "one query, two parts": (1, 1, 1, 8400, 16, 32),
@@ -114,7 +114,7 @@ def test_every_number_of_the_type(narrow, n_q):
     assert_same_bits(got, sdpa.attention(query, key, clean, np.broadcast_to(finite, (n_q, n_k))))
 
 
-@pytest.mark.parametrize("shape", ["one query", "one query, wide", "few queries", "few keys"])
+@pytest.mark.parametrize("shape", ["one query", "one query, wide rows", "few queries", "few keys"])
 def test_no_byte_beside_keys_and_values_is_read(rng, narrow, pages, shape):
     x = problem(rng, SHAPES[shape], narrow)
     key, value = (guarded(pages, x[name]) for name in ("key", "value"))

@@ -47,7 +47,6 @@ COLD NOINLINE void set_far_rows(const sdpa_unit *u, const backward_scratch *w, d
         whole[i] = most >= lse - 8 * REAL_EPSILON * fabs(lse);
         const bool seen = whole[i] && keys >= sink - HIGHEST_SINK; /* the keys have weights above 0 */
         w->lse[i] = seen ? w->m[i] : (real)INFINITY;
-        if (!seen) w->low[i] = 0;
         w->factor[i] = 1;
         sunk[i] = seen ? exp2(sink - keys) : whole[i] ? 1 : 0;
     }

@@ -50,7 +50,7 @@ INLINE vec slope_at(const sdpa_problem *p, const real *h, int64_t at) {
 }
 
 /* The second derivative is bend_of(p) * h * slope. */
-INLINE real bend_of(const sdpa_problem *p) { return is_linear(p) ? 0 : (real)(-2 / p->softcap); }
+INLINE real bend_of(const sdpa_problem *p) { return -2 * inverse_cap(p); }
 
 /* The value of log2(e) that the rounded factor of a unit's logits contains. Converting lse to or from log2 units with
  * any other value would add that rounding to the error of lse; weights are not affected. */

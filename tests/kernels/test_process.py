@@ -205,6 +205,31 @@ print("ok")
     assert run(program) == "ok"
 
 
+@POSIX
+def test_a_signal_handler_may_compute_during_a_call_that_keeps_the_gil():
+    """Its own call, a long one, has released the GIL; the short one then has nothing to take."""
+    program = """
+from ctypes import pythonapi
+from functools import partial
+
+def handler(number, frame):
+    works()
+    handled.append(number)
+
+handled, y = [], np.ones((4, 2, 2))
+signal.signal(signal.SIGINT, handler)
+signal_comes = partial(pythonapi.PyErr_SetInterruptEx, signal.SIGINT)
+steps = signal_comes, partial(sdpa.attention, y, y, y, workers=1), partial(len, handled)
+time.sleep(0.2)  # calls look for signals seldom
+# Called by C, between whose calls no Python code looks for them.
+_, result, n_handled = map(partial.__call__, steps)
+assert n_handled == 1
+np.testing.assert_array_equal(result, y)
+print("ok")
+"""
+    assert run(program) == "ok"
+
+
 @pytest.mark.slow
 @POSIX
 @pytest.mark.parametrize("poll", ["raises", "returns"])

@@ -12,6 +12,8 @@ pytestmark = pytest.mark.usefixtures("isa")
 F32, F64 = np.float32, np.float64
 SHAPE = (2, 4)  # batch, heads
 N = 150
+OFFSET = 25  # of the queries, at most
+WIDTH = 2 * (N + OFFSET + 1)  # of a table of distances
 LARGE = 20_000  # columns of a table whose gradient is summed where a unit reaches alone
 
 
@@ -24,8 +26,8 @@ def score(s, b, h, q, k, table, own, order, unused):
 def arguments(rng):
     """The table, a factor of each query, and an order of the keys; another table has no reader."""
     order = rng.permutation(N)
-    own = normal(rng, (*SHAPE, N), F64)
-    return normal(rng, (4, 2 * N + 2), F64), own, order, np.ones(3)
+    own = normal(rng, (*SHAPE, N + OFFSET), F64)
+    return normal(rng, (4, WIDTH), F64), own, order, np.ones(3)
 
 
 def widened(table):
@@ -35,7 +37,7 @@ def widened(table):
 
 
 def narrowed(table):
-    beside = (LARGE - 2 * N - 2) // 2
+    beside = (LARGE - WIDTH) // 2
     assert not table[:, :beside].any()
     assert not table[:, -beside:].any()
     return table[:, beside:-beside]
@@ -46,6 +48,7 @@ LIMITS = {
     "all": {},
     "lower right": {"is_causal": "lower_right"},
     "lengths": {"key_lengths": np.array([0, 33])},
+    "offset": {"query_offset": np.array([0, OFFSET])},
 }
 
 

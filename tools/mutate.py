@@ -306,7 +306,7 @@ def main() -> None:
         once_more = options.again and verdict == "survived" and not is_answered(mutant)
         return options.seconds > 0 and (verdict is None or once_more)
 
-    left = [m for m in drawn if is_left(m)]
+    left = sorted(filter(is_left, drawn), key=is_answered)  # those that may be open first
     core = None
     if left:
         sync(work / "tree")

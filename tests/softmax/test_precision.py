@@ -127,3 +127,15 @@ def test_backward_of_peaked_rows_keeps_the_digits_of_the_sum(compute_dtype, n):
     arguments, exact, peers = problem("softmax_backward", compute_dtype, n, 25)
     rms, _ = pool([sdpa.softmax_backward(*a) for a in arguments], exact)
     assert rms <= 0.85 * peers["NumPy"][0]
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("n", [200, 1000, 20_000])
+def test_backward_of_a_weight_of_1_is_what_the_others_leave(compute_dtype, rng, n):
+    """The sum differs from g by less than its own rounding; most of the difference is kept."""
+    g = normal(rng, (3, n), compute_dtype) ** 2
+    p = np.full_like(g, np.finfo(g.dtype).eps / (8 * n))
+    p[:, 0] = 1
+    exact = -(g * p.astype(np.longdouble))[:, 1:].sum(axis=-1)
+    assert (abs(exact) < np.spacing(g[:, 0])).any()
+    np.testing.assert_allclose(sdpa.softmax_backward(g, p)[:, 0], exact, rtol=0.2)

@@ -214,7 +214,7 @@ def test_hidden_keys_beside_rows_whose_lse_is_far(rng, n_k, lse_dtype):
 
 @pytest.mark.usefixtures("isa")
 def test_second_derivative_of_a_sink_that_outweighs_its_keys(rng):
-    """The sink's weight is 1 but for less than its rounding, and that difference is all there is."""
+    """The sink's weight is 1 but for less than its rounding, which is all there is."""
     shapes = (7, 5), (9, 5), (9, 3), (7, 3)
     q, k, v, g = (abs(normal(rng, shape, np.float32)) for shape in shapes)  # nothing cancels
     sinks, scale = (np.array(x, np.float32) for x in (35, 0.5))

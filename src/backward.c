@@ -327,9 +327,9 @@ static int64_t open_group(void *context, int64_t group, int64_t index) {
 }
 
 /* A worker's sums for the arrays of score_mod, ready for a unit. */
-static sdpa_sums *sums_of(const backward_run *r, const backward_call *c, int worker, const sdpa_unit *u) {
+static sdpa_sums *sums_of(const backward_run *r, int worker, const sdpa_unit *u) {
     sdpa_sums *sums = (sdpa_sums *)(r->arrays + (size_t)worker * r->arrays_bytes);
-    if (sdpa_program_has_reaches(u->problem->score_mod)) sdpa_reach_set(u, c->pass, sums);
+    if (sdpa_program_has_reaches(u->problem->score_mod)) sdpa_reach_set(u, sums);
     return sums;
 }
 
@@ -344,7 +344,7 @@ static void run_units(void *context, const sdpa_slot *s, int64_t t, int64_t n, i
         for (int64_t i = 0; i < batch; i++) {
             set_unit(slot, group_of(slot, s->group), t + done + i, &units[i]);
             units[i].run = run;
-            if (r->arrays_bytes) units[i].sums = sums_of(r, c, worker, &units[i]);
+            if (r->arrays_bytes) units[i].sums = sums_of(r, worker, &units[i]);
         }
         if (c->pass == SDPA_PASS_BACKWARD) {
             c->kernels->backward(units, batch, scratch);
@@ -390,7 +390,7 @@ static bool make_room(backward_run *r, const backward_call *c) {
     if (units > r->n_units) r->n_units = units;
     if (c->most > r->most) r->most = c->most;
     if (!wants_arrays(c->problem)) return true;
-    const int64_t n = sdpa_reach_most(c->problem, c->pass);
+    const int64_t n = sdpa_reach_most(c->problem);
     if (n > r->n_elements) r->n_elements = n;
     r->arrays_bytes = sdpa_program_sums_bytes(c->problem->score_mod, r->n_elements);
     return n >= 0;

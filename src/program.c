@@ -421,9 +421,8 @@ static interval within(const sdpa_argument *a, interval at) {
     return (interval){at.least > 0 ? fmin(at.least, end) : 0, at.most < end ? fmax(at.most, 0) : end};
 }
 
-int64_t sdpa_program_set_reaches(const sdpa_program *p, enum sdpa_variant variant, const sdpa_box *box,
-                                 sdpa_sums *sums) {
-    const sdpa_code *code = &p->code[variant];
+int64_t sdpa_program_set_reaches(const sdpa_program *p, const sdpa_box *box, sdpa_sums *sums) {
+    const sdpa_code *code = &p->code[SDPA_CODE_SCATTER];
     interval r[SDPA_MOST_REGISTERS];
     for (int i = 0; code->first && i < length_of(code); i++) {
         const sdpa_instruction *x = &code->first[i];

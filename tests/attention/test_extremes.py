@@ -157,6 +157,17 @@ def test_parts_of_rows_whose_lse_is_far(rng, compute_dtype):
 
 
 @pytest.mark.usefixtures("isa")
+def test_rows_whose_lse_is_far_forget_the_call_before(rng, compute_dtype):
+    """Whose maxima were greater: the weights of each row still add up to 1."""
+    q, k, v, g = operands(rng, compute_dtype, 9, 60)
+    far = compute_dtype.type(1e4 / np.finfo(compute_dtype).eps)
+    for x in (abs(q) * far, -abs(q) * far):
+        out, lse = sdpa.attention_forward(x, abs(k), v)
+        grads = sdpa.attention_backward(g, x, abs(k), v, out, lse, workers=1)
+        np.testing.assert_allclose(grads.value.sum(axis=-2), g.sum(axis=-2), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("isa")
 def test_a_sink_above_a_logit_at_the_largest_number(rng, compute_dtype):
     """The keys' weights are 0, also that of a logit at which others would saturate."""
     q, k, v, g = operands(rng, compute_dtype, 8, 8)

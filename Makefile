@@ -295,8 +295,10 @@ stranger:
 STAND_IN_FLAGS = $(if $(shell grep -w avx512f /proc/cpuinfo 2>/dev/null),-march=x86-64-v4)
 COVERED = $(filter-out %_precision.py %_precision_options.py %_differential.py %_memory.py %_use.py %_of_arguments.py \
 	%_process.py %_cluster.py %_amx.py %_amx_model.py $(if $(STAND_IN_FLAGS),,%_parts.py), \
-	$(wildcard $(addsuffix /test_*.py,$(addprefix tests/,attention softmax mechanisms interop kernels plot programs refusals)))) \
-	tests/lab/test_main.py tests/project/test_reprs.py
+	$(wildcard $(addsuffix /test_*.py,$(addprefix tests/, \
+	attention softmax mechanisms interop kernels plot programs refusals)))) \
+	$(addprefix tests/kernels/test_memory_use.py::test_sizes_,that_zero_strides_allow_and_no_memory_serves \
+	of_additive_attention_that_no_memory_serves) tests/lab/test_main.py tests/project/test_reprs.py
 COVERED_CASES = '(softmax and not amx or not (generic or amx or wide- or wide]) or not generic and ($(MODELLED))) \
 	and not avx512 and not f64 $(addprefix and not ,$(TIMED))'
 MODELLED = dropout or invariant or narrow_gradients or programs or semantics

@@ -18,17 +18,10 @@
 
 /* Whether an operand may be None: an absent tangent counts as zero, an absent bias as none. */
 static bool may_be_none(enum sdpa_name name) {
-    switch (name) {
-#define TANGENTS(name, ...)                                                                                            \
-    case NAME_##name##_t:                                                                                              \
-    case NAME_gg_##name:
-        SDPA_DIFFERENTIABLE(TANGENTS)
+#define TANGENTS(name, ...) [NAME_##name##_t] = true, [NAME_gg_##name] = true,
+    static const bool may_be[N_NAMES] = {SDPA_DIFFERENTIABLE(TANGENTS)[NAME_bias] = true};
 #undef TANGENTS
-    case NAME_bias:
-        return true;
-    default:
-        return false;
-    }
+    return may_be[name];
 }
 
 /* Takes the reference; -1 if it is NULL. */

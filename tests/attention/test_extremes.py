@@ -206,14 +206,15 @@ def test_a_softcap_near_or_beyond_the_largest_number_is_none(rng, dtype):
 
 @pytest.mark.parametrize("n_k", [400, 1300])
 @pytest.mark.parametrize("lse_dtype", [np.float32, np.float64])
-def test_hidden_keys_beside_rows_whose_lse_is_far(rng, n_k, lse_dtype):
+@pytest.mark.parametrize("window", [None, (60, 60)])
+def test_hidden_keys_beside_rows_whose_lse_is_far(rng, n_k, lse_dtype, window):
     """Logits of 0 or 2^30, exact in both types; hidden: a block of keys, a part of one, a row."""
     q = np.full((150, 1), 2.0**15, np.float32)
     k = (rng.integers(0, 2, (n_k, 1)) * 2.0**15).astype(np.float32)
     v, g = (rng.standard_normal((n, 4)).astype(np.float32) for n in (n_k, 150))
     seen = np.ones((150, n_k), bool)
     seen[:, 128:256] = seen[:48, 256:384] = seen[100] = False
-    options = {"attn_mask": seen, "scale": 1.0}
+    options = {"attn_mask": seen, "scale": 1.0, "window": window}
     out, lse = sdpa.attention_forward(q, k, v, **options, lse_dtype=lse_dtype)
     found = sdpa.attention_backward(g, q, k, v, out, lse, **options)
     exact = [x.astype(np.float64) for x in (q, k, v)]

@@ -304,6 +304,8 @@ CALLS = {
     "refused shape": "sdpa.attention(x, x, x, out=np.empty(3, np.float32))",
     "refused dtype": "sdpa.attention(x, x, x.astype(float))",
     "refused name": "sdpa._core._use_isa('none')",
+    "refused keyword": "sdpa.attention(x, x, x, is_casual=True)",
+    "refused synonym": "sdpa.attention(x, x, x, dropout=0.5)",
     "forward": "sdpa.attention_forward(x, x, x)",
     "backward": "sdpa.attention_backward(x, x, x, x, x, lse, bias, needs=('query', 'attn_mask'))",
     "jvp": "sdpa.attention_jvp(x, x, x, x, x, x)",
@@ -342,10 +344,11 @@ CALLS = {
 }
 WITHOUT_ARRAYS = {
     *("configuration", "names", "options", "handlers", "arguments", "operations"),
-    *("refused", "refused name", "refused scale", "out", "softmax out"),
+    *("refused", "refused name", "refused keyword", "refused synonym", "refused scale"),
+    *("out", "softmax out"),
 }
 # These call functions in Python.
-IN_PYTHON = {"elsewhere", *(name for name in CALLS if "functions" in name)}
+IN_PYTHON = {"elsewhere", "refused keyword", *(name for name in CALLS if "functions" in name)}
 
 
 @pytest.mark.uninstrumented

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.calls import message
-from support.helpers import normal, without_memory
+from support.helpers import assert_same_bits, normal, without_memory
 
 import sdpa
 
@@ -337,3 +337,45 @@ def test_keys_beyond_int32_are_refused():
     x, key = np.ones((5, 3)), np.broadcast_to(1.0, (2**31 + 1, 3))
     text = message(ValueError, sdpa.attention, x, key, key, score_mod=plus)
     assert text.endswith("got queries from 0 to 4 and keys up to 2147483648")
+
+
+def test_an_index_out_of_range_beside_a_mask(rng):
+    """A hidden pair may read anything; the first one that is seen is named."""
+    x, table = normal(rng, (1, 2, 40, 8), np.float32), np.ones(20, np.float32)
+    options = {
+        "score_mod": lambda score, b, h, q, k, table: score + table[k],
+        "score_args": (table,),
+    }
+    seen = rng.random((40, 40)) < 0.9
+    seen[:, 20:] = False
+    assert np.isfinite(sdpa.attention(x, x, x, seen, **options)).all()
+    seen[30, 25] = True
+    with pytest.raises(IndexError, match=r"reads table out of range.*q = 30, k = 25"):
+        sdpa.attention(x, x, x, seen, **options)
+
+
+def test_a_mask_of_queries_alone(rng):
+    x, seen = normal(rng, (1, 2, 40, 8), np.float32), rng.random(40) < 0.5
+    found = sdpa.attention(x, x, x, mask_mod=lambda b, h, q, k, seen: seen[q], mask_args=(seen,))
+    expected = sdpa.attention(x, x, x, np.broadcast_to(seen[:, None], (40, 40)))
+    assert_same_bits(found, expected)
+
+
+def test_gradients_of_a_large_array_to_its_end(rng):
+    """Most pairs read the last of its elements, where their gradients, of sum 0, cancel."""
+    x, table = normal(rng, (1, 2, 40, 8), np.float32), np.zeros(40_000, np.float32)
+
+    def index(q, k):
+        return np.clip((q * 40 + k) * 1000, 0, 39_999)
+
+    def score(score, b, h, q, k, table):
+        return score + table[index(q, k)]
+
+    functions = {"score_mod": score, "score_args": (table,)}
+    saved = sdpa.attention_forward(x, x, x, **functions)
+    gradients = sdpa.attention_backward(x, x, x, x, *saved, **functions, needs=["score_args"])
+    bias = np.zeros((2, 40, 40), np.float32)
+    of_pairs = sdpa.attention_backward(x, x, x, x, *saved, bias, needs=["attn_mask"]).attn_mask
+    expected = np.zeros(40_000)
+    np.add.at(expected, index(*np.ogrid[:40, :40]), of_pairs.sum(axis=0))
+    np.testing.assert_allclose(gradients.score_args[0], expected, rtol=1e-5, atol=1e-4)

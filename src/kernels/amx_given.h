@@ -66,6 +66,9 @@ NOINLINE void amx_product(const amx_given *w, int x, int y, panel q, int64_t n, 
     amx_replace_odd_scores(&left->x, right->keys, q, b, s, w->ordinary, w->s_row);
 }
 
+/* How many of a block's keys are computed for a panel. */
+INLINE int64_t amx_given_keys(const sdpa_unit *u, panel q, keys b) { return amx_visible(u, q, b); }
+
 /* The room for a product, from a lane on. */
 INLINE real *amx_room(const amx_given *w, int64_t lane) { return w->s + lane; }
 
@@ -96,7 +99,7 @@ INLINE void amx_product(const amx_given *w, int x, int y, panel q, int64_t n, re
     (void)w, (void)x, (void)y, (void)q, (void)n, (void)s;
 }
 INLINE real *amx_room(const amx_given *w, int64_t lane) { return (void)w, (void)lane, NULL; }
-INLINE int64_t amx_visible(const sdpa_unit *u, panel q, keys b) { return (void)u, (void)q, b.n; }
+INLINE int64_t amx_given_keys(const sdpa_unit *u, panel q, keys b) { return (void)u, (void)q, b.n; }
 #endif
 
 #endif

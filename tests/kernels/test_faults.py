@@ -156,6 +156,7 @@ print(len(os.listdir("/proc/self/task")))
         assert run_with(failing, program, THREADS="100", NO_ATFORK="1") == ["1"]
 
 
+@pytest.mark.forks
 @POSIX
 def test_forks_signals_and_exits_at_random_moments():
     """Ten seconds at most: each child forks, is interrupted or ends while threads compute."""
@@ -206,6 +207,7 @@ def test_an_exception_of_a_signal_handler_ends_the_call():
         signal.signal(signal.SIGUSR1, previous)
 
 
+@pytest.mark.forks
 @POSIX
 def test_the_interpreter_ends_while_a_daemon_thread_computes():
     """At random moments: the process ends with its own code, whatever the call was doing."""

@@ -10,6 +10,7 @@ from support.process import run
 # --------------------------------------------------------------------------------------- fork
 
 
+@pytest.mark.forks
 @POSIX
 def test_twenty_children_in_a_row():
     program = """
@@ -21,6 +22,7 @@ print("ok")
     assert run(program) == "ok"
 
 
+@pytest.mark.forks
 @POSIX
 def test_children_of_children_and_many_at_once():
     program = """
@@ -36,6 +38,7 @@ print("ok")
     assert run(program) == "ok"
 
 
+@pytest.mark.forks
 @POSIX
 def test_children_while_other_threads_compute():
     program = """
@@ -59,6 +62,7 @@ print("ok")
     assert run(program) == "ok"
 
 
+@pytest.mark.forks
 @POSIX
 def test_multiprocessing():
     program = """
@@ -230,6 +234,7 @@ print("ok")
     assert run(program) == "ok"
 
 
+@pytest.mark.forks
 @pytest.mark.slow
 @POSIX
 @pytest.mark.parametrize("poll", ["raises", "returns"])

@@ -51,7 +51,8 @@ def _sigmoid(x: Any) -> Any:
 
 
 def _integer(x: Any) -> Any:
-    return np.asarray(x).astype(np.int64)
+    # As the core does. NumPy's result beyond the integers is that of the processor.
+    return np.int64(x if abs(x) < 2.0**63 else -(2**63))
 
 
 _PLAIN: dict[str, tuple[str, Callable[..., Any], str]] = {

@@ -69,6 +69,13 @@ def whole(t, at):
     return np.floor(t[at]).astype(int)
 
 
+def truncated(x):
+    """Beyond the integers NumPy's result is that of the processor, here the least."""
+    if isinstance(x, np.ndarray):
+        x = np.where(abs(x) < 2.0**63, x, -(2.0**63))
+    return x.astype(int)
+
+
 # An operation each, of what is known of a tile, of what is not, and of what is at some tiles only.
 OPERATIONS = {
     "and": (lambda b, h, q, k: ((q & 24) == 8) & ((k & -4) > 31), ()),
@@ -107,7 +114,7 @@ OPERATIONS = {
     ),
     "finite": (lambda b, h, q, k, t: (abs(t[k]) < np.inf) & (t[q] <= np.inf), (SPECIAL,)),
     "not NaN": (lambda b, h, q, k, t: (t[k] <= np.inf) & (-np.inf <= t[q]), (SPECIAL,)),
-    "truncated": (lambda b, h, q, k, t: t[k].astype(int) * 1e-9 < q, (SPECIAL * 1e17,)),
+    "truncated": (lambda b, h, q, k, t: truncated(t[k]) * 1e-9 < q, (SPECIAL * 1e17,)),
 }
 
 

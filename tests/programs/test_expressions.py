@@ -6,6 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.programs import instructions, run
 
+from sdpa import mask_program
 from sdpa._programs import _prepare
 from sdpa.reference.programs import Moved, indices_of, let_through, modified
 
@@ -116,6 +117,12 @@ EACH += [lambda *given, f=f: f(inner(*given), given[0] * given[0]) for f in BINA
 @pytest.mark.parametrize("body", EACH, ids=range(len(EACH)))
 def test_each_operation(body):
     check(*true_values(body))
+
+
+def test_a_constant_beyond_the_integers_is_the_least():
+    """As in the core; NumPy's is that of the processor."""
+    program = mask_program(lambda b, h, q, k: np.where(q < 0, 1e20, 1e20).astype(int) < k)
+    assert repr(program).endswith(f"{-(2**63)} < k")
 
 
 @settings(max_examples=200)

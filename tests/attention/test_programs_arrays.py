@@ -208,7 +208,7 @@ def test_an_index_out_of_range_at_hidden_pairs_is_none(rng, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.bool_])
-@pytest.mark.parametrize("n", [0, 9])
+@pytest.mark.parametrize("n", [0, 5])  # within the queries that are computed at once
 def test_index_out_of_range_in_a_mask(rng, dtype, n):
     query, key, value = (normal(rng, (*SHAPE, 20, 8), F32) for _ in range(3))
     for mask, place in (

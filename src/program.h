@@ -141,8 +141,8 @@ void sdpa_program_clear_sums(const sdpa_program *p, sdpa_sums *sums, int64_t n_e
 /* Whether sums have room for what a unit can reach; else, where all gradients are small, for everything. */
 bool sdpa_program_has_reaches(const sdpa_program *p);
 
-/* Sets what a unit reaches whose pairs are in the box; returns the elements that this needs. The codes
- * that scatter, of the first and of the second derivative, add to the same elements. */
+/* Sets what a unit reaches whose pairs are in the box; returns the elements that this needs. The codes that scatter, of
+ * the first and of the second derivative, add to the same elements. */
 int64_t sdpa_program_set_reaches(const sdpa_program *p, const sdpa_box *box, sdpa_sums *sums);
 
 /* Adds the sums to the gradients, and makes them ready for the next unit. */

@@ -10,7 +10,7 @@
 
 /* The most elements of a tile, and the keys whose own values are kept. */
 #define TILE_ELEMENTS (MOST_SCORE_ROWS * VL)
-_Static_assert(SCORE_WIDTH <= MOST_SCORE_ROWS / SCORE_ROWS, "");
+_Static_assert(SCORE_WIDTH <= MOST_SCORE_ROWS / SCORE_ROWS, "a tile of one vector is the largest");
 #define WINDOW 128
 #define SLOT_ELEMENTS (TILE_ELEMENTS > WINDOW ? TILE_ELEMENTS : WINDOW)
 

@@ -13,6 +13,9 @@ from support.problems import (
     CASES,
     D_K,
     FUNCTIONS,
+    N_K,
+    N_Q,
+    OPERATIONS,
     WITH_FINITE_LSE,
     positional,
     problem,
@@ -81,8 +84,20 @@ def test_functions_of_the_user(rng, name):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_third_order_of_functions_of_the_user(rng, name):
     operands, args, options = problem_with_functions(rng, name)
-    x = (*operands, *args)
-    f, every = with_functions(interop.attention, options, len(args)), tuple(range(len(x)))
+    check_third_order(
+        rng, with_functions(interop.attention, options, len(args)), (*operands, *args)
+    )
+
+
+# No finite difference takes a score for a constant.
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "detached"])
+def test_third_order_of_each_operation(rng, name):
+    x = [np.asarray(rng.standard_normal(s)) for s in ((2, N_Q, 3), *[(2, N_K, 3)] * 2, N_K)]
+    check_third_order(rng, with_functions(interop.attention, {"score_mod": OPERATIONS[name]}, 1), x)
+
+
+def check_third_order(rng, f, x):
+    every = tuple(range(len(x)))
     g, t = rng.standard_normal(f(*x).shape), rng.standard_normal(len(x))
 
     def directed(*x):

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from support import problems
-from support.problems import FUNCTIONS, N_K, N_Q
+from support.problems import FUNCTIONS, N_K, N_Q, OPERATIONS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -41,6 +41,23 @@ def test_functions_of_the_user(rng, name):
 def test_derivatives_of_functions_by_the_formula(rng, name):
     """Forward over forward and third derivatives against those that the kernels have."""
     f, x, _ = functions_problem(rng, name)
+    along = compared_with_the_formula(rng, f, x)
+    check_grads(jax.jit(jax.grad(along, tuple(range(len(x))))), x, order=1, modes=["rev"])
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("is_program", [False, True], ids=["function", "program"])
+def test_each_operation_by_the_formula(rng, name, is_program):
+    x = tuple(jnp.asarray(rng.standard_normal(s)) for s in ((2, N_Q, 3), *[(2, N_K, 3)] * 2, N_K))
+    score_mod = OPERATIONS[name]
+    if is_program:
+        score_mod = sdpa.score_program(score_mod, (np.asarray(x[3]),))
+    f = lambda *x: interop.attention(*x[:3], score_mod=score_mod, score_args=x[3:])  # noqa: E731
+    compared_with_the_formula(rng, f, x)
+
+
+def compared_with_the_formula(rng, f, x):
+    """Compare forward over forward mode with the kernels' second derivatives; return the loss."""
     g = jnp.asarray(rng.standard_normal(f(*x).shape))
     t = tuple(jnp.asarray(rng.standard_normal(a.shape)) for a in x)
 
@@ -51,7 +68,7 @@ def test_derivatives_of_functions_by_the_formula(rng, name):
     over = jax.jvp(lambda *x: jax.vjp(f, *x)[1](g), x, t)[1]
     expected = sum((a * b).sum() for a, b in zip(over, t, strict=True))
     np.testing.assert_allclose(twice, expected, rtol=1e-9)
-    check_grads(jax.jit(jax.grad(along, tuple(range(len(x))))), x, order=1, modes=["rev"])
+    return along
 
 
 def test_functions_under_vmap(rng):

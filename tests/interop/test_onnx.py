@@ -3,6 +3,7 @@
 import importlib
 import re
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -95,6 +96,22 @@ def test_softmax_before_opset_13_normalises_from_the_axis_on(rng):
     assert np.array_equal(evaluated([node], {"x": x}, opset)[0], y)
 
 
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
+def test_softmax_before_opset_13_takes_axes_from_both_ends(rng, name):
+    """The whole as one row, and behind the last axis: rows of one element."""
+    x = rng.standard_normal((2, 3, 4)).astype(np.float32)
+    function = sdpa.softmax if name == "Softmax" else sdpa.log_softmax
+
+    def computed(axis):
+        node = helper.make_node(name, ["x"], ["y"], axis=axis)
+        return Backend.run_node(node, [x], opset_version=11)[0]
+
+    np.testing.assert_array_equal(computed(-3), function(x, axis=(0, 1, 2)))
+    np.testing.assert_array_equal(computed(3), np.full_like(x, name == "Softmax"))
+    for axis in (-4, 4):
+        assert message(ValueError, computed, axis) == f"axis: expected -3 to 3, got {axis}"
+
+
 @pytest.mark.parametrize("documented", [Backend, reference_ops])
 def test_each_has_an_example(documented):
     assert ">>> " in documented.__doc__
@@ -166,6 +183,64 @@ def test_invalid_nodes_are_refused_as_by_onnx(rng, case):
     feed = {name: named[name] for name in node.input if name}
     arguments = [node], feed, helper.make_opsetid("", opset)
     assert message(onnx.checker.ValidationError, evaluated, *arguments) == text
+
+
+# (attributes, arrays for the inputs, what the message says), of an Attention of opset 25
+FOUR, THREE = np.zeros((2, 4, 3, 8), np.float32), np.zeros((2, 3, 8), np.float32)
+PAST = {"past_key": FOUR, "past_value": FOUR}
+REFUSED = {
+    "axes": ({}, {"V": THREE}, "Q, K, V: expected three 3-D or three 4-D tensors, got shapes "
+             "(2, 4, 3, 8), (2, 4, 3, 8), (2, 3, 8)"),
+    "no heads": ({}, dict.fromkeys("QKV", THREE),
+                 "Q: 3-D of shape (2, 3, 8), which needs the attribute q_num_heads"),
+    "heads": ({"q_num_heads": 4, "kv_num_heads": 3}, dict.fromkeys("QKV", THREE),
+              "K: last axis 8 is no multiple of kv_num_heads=3"),
+    "no head": ({"q_num_heads": 0, "kv_num_heads": 2}, dict.fromkeys("QKV", THREE),
+                "Q: last axis 8 is no multiple of q_num_heads=0"),
+    "heads of four axes": ({"q_num_heads": 4}, {}, "q_num_heads, kv_num_heads: for 3-D inputs only "
+                           "since opset 25, got Q of shape (2, 4, 3, 8)"),
+    "half of the past": ({}, {"past_key": FOUR},
+                         "past_key, past_value: expected both or neither, got one"),
+    "past and lengths": ({}, PAST | {"nonpad_kv_seqlen": np.array([2, 2])},
+                         "nonpad_kv_seqlen: cannot be combined with past_key and past_value"),
+    "mode": ({"qk_matmul_output_mode": 4}, {},
+             "qk_matmul_output_mode: expected 0, 1, 2 or 3, got 4"),
+    "window": ({"left_window_size": -2}, {},
+               "left_window_size: expected -1 (unbounded) or a size >= 0, got -2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_onnx_lets_pass_is_refused_by_name(case):
+    attributes, arrays, expected = REFUSED[case]
+    names = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
+    given = dict.fromkeys("QKV", FOUR) | arrays
+    node = attention_node([name if name in given else "" for name in names], **attributes)
+    inputs = [given.get(name) for name in names]
+    assert message(ValueError, Backend.run_node, node, inputs) == expected
+
+
+def test_a_mask_of_another_float_type_is_rounded(rng):
+    q = rng.standard_normal((1, 2, 3, 4)).astype(np.float32)
+    mask = rng.standard_normal((3, 3))
+    node = attention_node((*QKV, "m"))
+    (y,) = Backend.run_node(node, [q, q, q, mask])
+    np.testing.assert_array_equal(y, sdpa.attention(q, q, q, attn_mask=mask.astype(np.float32)))
+
+
+def test_another_device_is_refused(rng):
+    q = rng.standard_normal((1, 2, 3, 4)).astype(np.float32)
+    run = partial(Backend.run_node, attention_node(), [q, q, q])
+    assert message(ValueError, run, device="CUDA") == "device: expected 'CPU', got 'CUDA'"
+
+
+def test_a_model_counts_its_arrays(rng):
+    q = rng.standard_normal((1, 2, 3, 4)).astype(np.float32)
+    infos = [helper.make_tensor_value_info(x, TensorProto.FLOAT, q.shape) for x in (*QKV, "y")]
+    graph = helper.make_graph([attention_node()], "graph", infos[:3], infos[3:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=10)
+    prepared = Backend.prepare(model)
+    assert message(ValueError, prepared.run, [q]) == "inputs: expected 3 arrays, got 1"
 
 
 def test_the_number_of_arrays_is_that_of_the_inputs(rng):

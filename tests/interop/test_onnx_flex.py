@@ -26,12 +26,13 @@ POSITIONS = (
 NUMBERS = {
     "zero": 0, "one": 1, "two": 2, "three": 3, "zero1": [0], "one1": [1], "half": np.float32(0.5),
     "low": np.float32(-np.inf), "buckets": 12, "five": 5,
-    "order": [2, 0, 1],
+    "order": [2, 0, 1], "minus3": -3, "minus1": np.float32(-1), "size": [4, 7, 9],
+    "flat": [-1], "wide": [3, 4, 7, 9],
     "table": np.linspace(-1, 1, 48, dtype=np.float32).reshape(12, 4),
     "bias": np.linspace(-2, 2, 4 * 9, dtype=np.float32).reshape(4, 1, 9),
     "document": np.array([0, 0, 0, 1, 1, 1, 2, 2, 2]),
 }  # fmt: skip
-# Each line: result = Operator(operands), with attributes in brackets.
+# Each line: result = Operator(operands, attributes); _ stands for no operand.
 SCORES = {
     "causal": (*POSITIONS, "m = GreaterOrEqual(q, k)", "y = Where(m, scores, low)"),
     "softplus": ("a = Softplus(scores)", "b = Sigmoid(scores)", "y = Mul(a, b)"),
@@ -47,6 +48,22 @@ SCORES = {
         *SIZES, "own = Gather(document, q0)", "a = Unsqueeze(document, zero1)",
         "b = Unsqueeze(own, one1)", "m = Equal(a, b)", "y = Where(m, scores, low)",
     ),
+    "remainders towards zero": (
+        *POSITIONS, "d = Sub(k, q)", "r = Mod(d, minus3, fmod=1)", "f = Cast(r, to=1)",
+        "y = Add(scores, f)",
+    ),
+    "casts": (
+        "a = Cast(scores, to=7)", "b = Cast(a, to=9)", "c = Cast(b, to=7)", "d = Cast(c, to=11)",
+        "e = Cast(d, to=1)", "f = Cast(a, to=1)", "y = Add(e, f)",
+    ),
+    "clip": ("a = Clip(scores, _, half)", "y = Clip(a, minus1)"),
+    "squeezed and expanded": (
+        *POSITIONS, "a = Squeeze(q)", "b = Unsqueeze(a, one1)", "c = Squeeze(b, one1)",
+        "d = Unsqueeze(c, one1)", "e = Expand(d, size)", "f = Cast(e, to=1)", "y = Mul(scores, f)",
+    ),
+    "a node of a constant": (
+        "c = Constant(value_int=3)", "d = Cast(c, to=1)", "y = Mul(scores, d)",
+    ),
     "range of fixed tensors": (
         *POSITIONS, "c = CumSum(k1, zero)", "f = Cast(c, to=1)", "y = Add(scores, f)",
     ),
@@ -60,7 +77,8 @@ def graph(lines, name="scores"):
         result, call = line.split(" = ", 1)
         op, rest = call.rstrip(")").split("(")
         attributes = re.findall(r"(\w+)=(\[.*?\]|\w+)", rest)
-        operands = re.findall(r"\w+", re.sub(r", \w+=.*", "", rest))
+        operands = re.findall(r"\w+", re.sub(r"(, )?\w+=.*", "", rest))
+        operands = ["" if x == "_" else x for x in operands]
         given = {key: json.loads(value) for key, value in attributes}
         nodes.append(helper.make_node(op, operands, [result], **given))
     used = {x for node in nodes for x in node.input} & set(NUMBERS)
@@ -146,7 +164,31 @@ REFUSED = {
     ),
     "table": (
         {"prob_mod": graph(["y = Mul(probs, bias)"], "probs")},
-        "prob_mod: expected a constant times the probabilities, got ",
+        "prob_mod: expected a constant times the probabilities, got a graph with the table bias; ",
+    ),
+    "quotient": (
+        {"prob_mod": graph(["y = Div(probs, probs)"], "probs")},
+        "prob_mod: expected a constant times the probabilities, got a quotient of two; ",
+    ),
+    "exponential": (
+        {"prob_mod": graph(["y = Exp(probs)"], "probs")},
+        "prob_mod: expected a constant times the probabilities, got np.exp; ",
+    ),
+    "choice": (
+        {"prob_mod": graph(["m = Less(half, low)", "y = Where(m, probs, half)"], "probs")},
+        "prob_mod: expected a constant times the probabilities, got np.where; ",
+    ),
+    "constant": (
+        {"prob_mod": graph(["y = Add(half, low)"], "probs")},
+        "prob_mod: expected a constant times the probabilities, got a constant; ",
+    ),
+    "reshape": (
+        {"score_mod": graph(["y = Reshape(scores, flat)"])},
+        "score_mod: Reshape of (2, 4, 9, 9) to (648,), more than axes of one element",
+    ),
+    "remainder of floats": (
+        {"score_mod": graph(["y = Mod(scores, half, fmod=1)"])},
+        "score_mod: Mod of floats, of which programs know no exact remainder",
     ),
 }
 
@@ -158,6 +200,22 @@ def test_refused_by_name(case):
     function = _graphs.score_options if name == "score_mod" else _graphs.probability_factor
     text = message(NotImplementedError, function, given, {"": 26}, (2, 4, 9, 9))
     assert text.startswith(start), text
+
+
+def test_a_graph_has_one_input_and_one_output():
+    given = graph(["y = Tanh(scores)"])
+    given.output.append(given.output[0])
+    text = message(ValueError, _graphs.score_options, given, {"": 26}, SHAPE)
+    assert text == "score_mod: expected a graph of one input and one output, got 1 and 2"
+
+
+@pytest.mark.parametrize(
+    ("lines", "got"),
+    [(["y = Expand(half, wide)"], "(3, 4, 7, 9)"), (["z = Tanh(scores)"], "another")],
+)
+def test_the_output_has_the_shape_of_the_scores(lines, got):
+    text = message(ValueError, _graphs.score_options, graph(lines), {"": 26}, SHAPE)
+    assert text == f"score_mod: expected an output of shape {SHAPE}, got {got}"
 
 
 def test_a_query_without_keys_is_zero(rng):

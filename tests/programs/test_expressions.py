@@ -8,6 +8,7 @@ from support.programs import instructions, run
 
 from sdpa import mask_program
 from sdpa._programs import _prepare
+from sdpa._programs._composed import Library, composed
 from sdpa.reference.programs import Moved, indices_of, let_through, modified
 
 SHAPE = (2, 3, 5, 4)
@@ -18,6 +19,7 @@ SLOPES, SLOPES_T = RNG.normal(size=(2, 3))
 TYPES = RNG.integers(0, 4, size=12)
 ARGS, ARGS_T = (TABLE, SLOPES, TYPES), (TABLE_T, SLOPES_T, None)
 INDICES = indices_of(SHAPE, 2)
+NUMPY = Library(np, np.asarray)
 INPUTS = dict(zip(("batch", "head", "query", "key"), INDICES, strict=True))
 
 # Each is a function of (score, b, h, q, k, table, slopes, types).
@@ -150,6 +152,8 @@ def true_values(body):
 def check(f, value, expected, size):
     """The codes of a function of scores against the oracle."""
     prepared = _prepare(False, f, ARGS)
+    with np.errstate(all="ignore"):
+        assert_close(composed(NUMPY, False, f, ARGS, ARGS, **INPUTS, score=SCORE), value, size)
     inputs = INPUTS | {"score": SCORE, "tangent": SCORE_T}
     for variant, names in ((0, "value"), (1, "value slope"), (2, "- - tangent"),
                            (3, "- slope tangent bend")):  # fmt: skip
@@ -174,6 +178,8 @@ def test_masks(body):
     expected = let_through(np.ones(SHAPE, bool), INDICES, f, ARGS)
     outputs, _ = run(_prepare(True, f, ARGS), 0, INPUTS)
     np.testing.assert_array_equal(outputs[0], expected)
+    again = composed(NUMPY, True, f, ARGS, ARGS, **INPUTS)
+    np.testing.assert_array_equal(np.broadcast_to(again, SHAPE), expected)
 
 
 @settings(max_examples=100)

@@ -84,6 +84,17 @@ FUNCTIONS = {
         "is_causal": "lower_right",
     },
 }
+# Operations that libraries write otherwise than NumPy, in functions of scores; t has N_K elements.
+OPERATIONS = {
+    "integer of a score": lambda s, b, h, q, k, t: s * s.astype(int) + t[k],
+    "integer of a relation": lambda s, b, h, q, k, t: s * (2 - (s > t[k]).astype(int)),
+    "real of a relation": lambda s, b, h, q, k, t: s * ((q > k) + t[k]),
+    "no divisor": lambda s, b, h, q, k, t: s * t[k] + q // (k - 1) + q % (k - 1),
+    "sigmoid": lambda s, b, h, q, k, t: s.sigmoid() * t[k],
+    "power": lambda s, b, h, q, k, t: s**3 * t[k],
+    "bits": lambda s, b, h, q, k, t: np.where(((q ^ k) & 1) == (h << 1), s * t[k], s),
+    "detached": lambda s, b, h, q, k, t: s * s.detach() * t[k],
+}
 
 
 def problem_with_functions(rng, name, dtype=np.float64):

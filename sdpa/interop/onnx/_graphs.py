@@ -8,9 +8,10 @@ those of the call, so that what depends on Shape alone is a constant.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +61,12 @@ def _at(x: _Tensor, at: Index) -> Any:
     return x.element(tuple(0 if n == 1 else i for n, i in zip(x.shape, own, strict=True)))
 
 
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether a shape broadcasts to this one."""
+    own = wanted[len(wanted) - len(shape) :]
+    return len(own) == len(shape) and all(n in (1, m) for n, m in zip(shape, own, strict=True))
+
+
 class _Unknown(Exception):
     """What a node has that is not computed here."""
 
@@ -78,7 +85,7 @@ def _divide(a: Any, b: Any) -> Any:
 def _kind(x: Any) -> str:
     """r, i or b, of an expression or a number."""
     node = getattr(x, "_node", None)
-    return node.kind if node else {"f": "r", "b": "b"}.get(np.asarray(x).dtype.kind, "i")
+    return node.kind if node else {"i": "i", "u": "i", "b": "b"}.get(np.asarray(x).dtype.kind, "r")
 
 
 def _folded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +102,6 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "Sub": lambda a, b: a - b,
     "Mul": lambda a, b: a * b,
     "Div": _divide,
-    "Mod": lambda a, b: a % b,
     "Pow": lambda a, b: a**b,
     "Neg": lambda x: -x,
     "Abs": np.abs,
@@ -143,6 +149,20 @@ def _cast(attributes: dict[str, Any]) -> Callable[[Any], Any]:
 
 def _whole(x: Any) -> Any:
     return x.astype(np.int64) if hasattr(x, "astype") else int(x)
+
+
+def _remainder(attributes: dict[str, Any]) -> Callable[[Any, Any], Any]:
+    """Of integers, with the sign of the divisor or, if fmod is 1, of the dividend."""
+
+    def apply(a: Any, b: Any) -> Any:
+        if "r" in (_kind(a), _kind(b)):
+            raise _Unknown("Mod of floats, of which programs know no exact remainder")
+        return a - b * _divide(a, b) if attributes.get("fmod", 0) else a % b
+
+    return apply
+
+
+_WITH_ATTRIBUTES = {"Cast": _cast, "Mod": _remainder}
 
 
 def _elementwise(function: Callable[..., Any], operands: Sequence[_Tensor | None]) -> _Tensor:
@@ -293,10 +313,18 @@ class Graph:
     def element(self, scores: Callable[[Index], Any], tables: Sequence[Any], pair: Index) -> Any:
         """The output at the indices of a pair."""
         found = self._tensors(scores, tables).get(self._graph.output[0].name)
-        if found is None or np.broadcast_shapes(found.shape, self._shape) != self._shape:
+        if found is None or not _fits(found.shape, self._shape):
             got = f"{found.shape}" if found else "another"
             raise ValueError(f"{self._name}: expected an output of shape {self._shape}, got {got}")
-        return _at(found, pair)
+        with self._named():
+            return _at(found, pair)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except _Unknown as error:
+            raise NotImplementedError(f"{self._name}: {error}") from None
 
     def _tensors(self, scores: Callable[[Index], Any], tables: Sequence[Any]) -> dict[str, _Tensor]:
         """All tensors of the graph, by name."""
@@ -319,26 +347,24 @@ class Graph:
                 f"{self._name}: {op} reads {missing[0]} of the graph around it"
             )
         operands = [known[name] if name else None for name in node.input]
-        try:
+        with self._named():
             if op not in _LAZY and all(x is None or x.value is not None for x in operands):
                 return self._fixed(node, [None if x is None else x.value for x in operands])
             if node.domain in ("", "ai.onnx"):
                 if op == "Shape":
                     return self._fixed(node, [np.broadcast_to(np.False_, operands[0].shape)])
-                if op in _ELEMENTWISE:
+                if op in _ELEMENTWISE and not attributes:
                     return _elementwise(_ELEMENTWISE[op], operands)
-                if op == "Cast":
-                    return _elementwise(_cast(attributes), operands)
+                if op in _WITH_ATTRIBUTES:
+                    return _elementwise(_WITH_ATTRIBUTES[op](attributes), operands)
                 if op in _SHAPES:
                     return _SHAPES[op](operands, attributes)
             if all(x is None or x.is_fixed for x in operands):
                 return self._fixed(node, [None if x is None else _known(x) for x in operands])
-        except _Unknown as error:
-            raise NotImplementedError(f"{self._name}: {error}") from None
         domain = f"{node.domain}::" if node.domain else ""
         raise NotImplementedError(
             f"{self._name}: {domain}{op} of scores, which no program can compute pair by pair; "
-            f"expected one of {', '.join(sorted(_ELEMENTWISE))}"
+            f"expected one of {', '.join(sorted({*_ELEMENTWISE, *_WITH_ATTRIBUTES}))}"
         )
 
     def _fixed(self, node: Any, operands: Sequence[Any]) -> _Tensor:

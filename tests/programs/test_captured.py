@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.calls import message
 from support.programs import run
 
 import sdpa
@@ -199,6 +200,31 @@ def test_more_functions_of_pytorch(tensors):
 
     given = (torch.as_tensor(x) for x in (SCORE, *np.broadcast_arrays(*GRID.values())))
     np.testing.assert_allclose(values(f), f(*given).numpy(), rtol=1e-14, atol=1e-14)
+
+
+def test_calls_of_pytorch_that_are_refused(tensors):
+    functional = tensors.nn.functional
+
+    def refused(body):
+        return message(TypeError, sdpa.score_program, body)
+
+    assert refused(lambda score, b, h, q, k: tensors.max(score)) == (
+        "score_mod: expected torch.maximum of two values in <lambda>, got torch.max of one"
+    )
+    assert refused(lambda score, b, h, q, k: functional.gelu(score)) == (
+        "score_mod: expected approximate='tanh' in <lambda>, got gelu(score); programs have no erf"
+    )
+
+
+def test_conversions_of_pytorch(tensors):
+    """To a type, to that of another value, and to a device, which changes nothing."""
+
+    def f(score, b, h, q, k):
+        x = (q + k).to(tensors.float64).type_as(score) * (q > 2).to(score) + score.to("cpu")
+        return x + (score * 3).to(tensors.int64).to(tensors.float64)
+
+    given = (tensors.as_tensor(x) for x in (SCORE, *np.broadcast_arrays(*GRID.values())))
+    np.testing.assert_allclose(values(f), f(*given).numpy(), rtol=1e-14)
 
 
 def test_masks_of_pytorch(tensors):

@@ -1,12 +1,14 @@
 """Random expressions: values and all derivatives of their codes, against the oracle's numbers."""
 
+import math  # noqa: F401 - for the texts of FOLDED
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.programs import instructions, run
 
-from sdpa import mask_program
+from sdpa import mask_program, score_program
 from sdpa._programs import _prepare
 from sdpa._programs._composed import Library, composed
 from sdpa.reference.programs import Moved, indices_of, let_through, modified
@@ -125,6 +127,44 @@ def test_a_constant_beyond_the_integers_is_the_least():
     """As in the core; NumPy's is that of the processor."""
     program = mask_program(lambda b, h, q, k: np.where(q < 0, 1e20, 1e20).astype(int) < k)
     assert repr(program).endswith(f"{-(2**63)} < k")
+
+
+FOLDED = {
+    "7 // 2": lambda c: c(7) // c(2),
+    "-7 % 4": lambda c: c(-7) % c(4),
+    "2 < 3": lambda c: (c(2) < c(3)).astype(float),
+    "1 / (1 + math.exp(0.5))": lambda c: c(-0.5).sigmoid(),
+    "2.5**3": lambda c: c(2.5) ** 3,
+    "int(-2.75)": lambda c: c(-2.75).astype(int),
+}
+
+
+@pytest.mark.parametrize("text", FOLDED)
+def test_operations_on_constants_are_computed_once(text):
+    def f(score, b, h, q, k):
+        return score + FOLDED[text](lambda number: np.where(q < 0, number, number))
+
+    *_, step = repr(score_program(f)).splitlines()
+    assert step == f"  1  score + {eval(text) * 1.0}"
+
+
+def test_text_of_a_program_without_a_step():
+    assert repr(mask_program(lambda b, h, q, k: True)) == "mask program of <lambda>\n  True"
+
+
+def test_text_of_a_long_program():
+    """Its first and last steps, 24 lines."""
+
+    def f(score, b, h, q, k):
+        for number in range(40):
+            score = np.tanh(score) + number / 7
+        return score
+
+    head, *lines = repr(score_program(f)).splitlines()
+    assert head == "score program of f" and len(lines) == 24
+    assert lines[0].split() == ["1", "x1", "=", "tanh(score)"]
+    assert lines[12].split() == ["(56", "more)"]
+    assert lines[-1].split()[0] == "79"
 
 
 @settings(max_examples=200)

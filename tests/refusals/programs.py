@@ -194,6 +194,10 @@ SCORES = {
         lambda score, b, h, q, k: score + 2**70 * q,
         "score_mod: expected integers that fit in 64 bits in f, got 1180591620717411303424",
     ),
+    "integer of infinity": score(
+        lambda score, b, h, q, k: score + np.where(q < 0, np.inf, np.inf).astype(int),
+        "score_mod: expected a finite number to make an integer of in f, got inf",
+    ),
     "negative boolean": score(
         lambda score, b, h, q, k: score * -(q > k),
         "score_mod: expected a number behind - in f, got the boolean q > k; write ~",

@@ -278,24 +278,31 @@ def test_derivatives(rng, score, mask, softcap):
 
 @pytest.mark.parametrize("score", SCORES)
 def test_types_and_threads(rng, dtype, score):
-    """Gradients of each type are near those of float64, with the same bits for any threads."""
+    """Derivatives of each type are near those of float64, with the same bits for any threads."""
     options = options_of(score, "documents")
     primals = operands(rng, dtype, 200, 200, 16)
+    direction = operands(rng, dtype, 200, 200, 16)
     grad_out = normal(rng, (*SHAPE, 200, 16), dtype)
     needs = ("query", "key", "value", *(["score_args"] if "score_args" in options else []))
 
-    def gradients(operands, grad_out, workers):
-        saved = sdpa.attention_forward(*operands, **options, workers=workers)
-        found = sdpa.attention_backward(
-            grad_out, *operands, *saved, needs=needs, **options, workers=workers
+    def derivatives(primals, direction, grad_out, workers):
+        own = options | {"workers": workers}
+        saved = sdpa.attention_forward(*primals, **own)
+        first = sdpa.attention_backward(grad_out, *primals, *saved, needs=needs, **own)
+        moved = sdpa.attention_jvp(*primals, *direction, **own)
+        second = sdpa.attention_double_backward(
+            *direction, grad_out, *primals, *saved, needs=("grad_out", *needs), **own
         )
-        return [*found[:3], *(found.score_args or ())]
+        of_functions = [*(first.score_args or ()), *(second.score_args or ())]
+        return [*first[:3], moved.out_t, *second[:4], *of_functions]
 
-    one = gradients(primals, grad_out, 1)
+    given = (primals, direction, grad_out)
+    one = derivatives(*given, 1)
     for workers in (2, 5):
-        again = gradients(primals, grad_out, workers)
+        again = derivatives(*given, workers)
         assert all(a.tobytes() == b.tobytes() for a, b in zip(again, one, strict=True))
-    exact = gradients([x.astype(F64) for x in primals], grad_out.astype(F64), 1)
+    wide = [[x.astype(F64) for x in arrays] for arrays in given[:2]]
+    exact = derivatives(*wide, grad_out.astype(F64), 1)
     for ours, true in zip(one, exact, strict=True):
         scale = 1 + abs(true).max()
         np.testing.assert_allclose(

@@ -298,7 +298,8 @@ COVERED = $(filter-out %_precision.py %_precision_options.py %_differential.py %
 	$(wildcard $(addsuffix /test_*.py,$(addprefix tests/, \
 	attention softmax mechanisms interop kernels plot programs refusals)))) \
 	$(addprefix tests/kernels/test_memory_use.py::test_sizes_,that_zero_strides_allow_and_no_memory_serves \
-	of_additive_attention_that_no_memory_serves) tests/lab/test_main.py tests/project/test_reprs.py
+	of_additive_attention_that_no_memory_serves) tests/lab/test_main.py tests/lab/test_cli.py tests/project/test_reprs.py \
+	$(addprefix tests/interop/test_jax_process.py::test_,jit_keeps_batch_and_heads_where_they_are shard_map_over_two_devices)
 COVERED_CASES = '(softmax and not amx or not (generic or amx or wide- or wide]) or not generic and ($(MODELLED))) \
 	and not avx512 and not f64 $(addprefix and not ,$(TIMED))'
 MODELLED = dropout or invariant or narrow_gradients or programs or semantics

@@ -2,6 +2,7 @@
 # Tests one wheel on several Pythons, and free-threaded ones, which have a wheel of their own:
 # tests/pythons.sh WHEEL ROOTS VERSION... [-- TESTS [-- UNITS]]
 # VERSION: 3.13       Debian unstable's; trixie:3.13: that of another release, each in a root of its own in ROOTS
+#          path:3.12  python3.12 of the PATH, without a root
 #          3.13t      free-threaded, from Debian's source; also with each test in four threads at once
 #          3.13t-tsan its extension under ThreadSanitizer, the tests where threads meet; in four threads those of
 #                     the cache, and of float32 on the best instruction set: other types and sets run the same code
@@ -28,7 +29,7 @@ done
 # The laboratory reads models with safetensors, which has no wheel for a free-threaded Python.
 laboratory=()
 if ((${#tests[@]} == 0)); then
-    tests=(tests/{attention,interop,kernels,mechanisms,refusals,softmax}) laboratory=(tests/{examples,lab})
+    tests=(tests/{attention,interop,kernels,mechanisms,plot,programs,refusals,softmax}) laboratory=(tests/{examples,lab})
 fi
 here=$(cd "$(dirname "$0")/.." && pwd)
 # shellcheck source=tests/debian.sh
@@ -83,8 +84,9 @@ build_free_threaded() {
 provide() {
     local release=${2:-sid} version=${1%-tsan}
     preload=() root=$roots/$release
-    if [[ $version == "$own" && ! $2 ]]; then
+    if [[ $2 == path || ($version == "$own" && ! $2) ]]; then
         prefix=() python=$own_python
+        [[ $2 != path ]] || python=python$version
         return
     fi
     make_root

@@ -3,8 +3,8 @@
 # tests/wheels.sh JUDGE FOLDER ROOTS [NAME...]
 # JUDGE: a Python with the judges' packages, whose headers name no architecture (Debian's own do). FOLDER: where the
 # wheels go. ROOTS: as for tests/pythons.sh. NAMEs: some of
-#   x86_64   glibc 2.28; with NumPy alone, then the tests of attention, on the Pythons of three releases of Debian. None
-#            of them has 3.12.
+#   x86_64   glibc 2.28; with NumPy alone, then the tests of attention, on the Pythons of three releases of Debian, and
+#            on python3.12, which none of them has, where it is in the PATH
 #   aarch64  glibc 2.28; tests under qemu, with all that a CPU may have
 #   aarch64_all: with the whole quick tier, which takes hours; only where it is named
 #   musl     x86-64; judged and not run: neither Debian nor the package index has a Python for musl, nor the index
@@ -55,7 +55,9 @@ build() {
 
 run_x86_64() {
     build x86_64-linux-gnu.2.28 manylinux_2 28
-    "$here/tests/pythons.sh" "$wheel" "$roots" bookworm:3.11 trixie:3.13 sid:3.14 -- "${tests[@]}"
+    local versions=(bookworm:3.11 trixie:3.13 sid:3.14)
+    if command -v python3.12 >/dev/null; then versions+=(path:3.12); fi
+    "$here/tests/pythons.sh" "$wheel" "$roots" "${versions[@]}" -- "${tests[@]}"
 }
 
 run_aarch64() { emulate "${emulated[@]}"; }

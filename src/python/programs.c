@@ -252,6 +252,22 @@ int sdpa_functions_set(sdpa_functions *f, sdpa_problem *p, PyArrayObject *offset
     return 0;
 }
 
+int sdpa_functions_check_overlap(sdpa_functions *functions, PyObject *module, PyArrayObject *out) {
+    if (!functions) return 0;
+    const function *each[] = {&functions->score, &functions->mask};
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < each[k]->n; i++) {
+            PyObject *own = PyTuple_GetItem(field(each[k], NAMES), i);
+            PyObject *name = PyUnicode_FromFormat("%S of %s", own, each[k]->argument);
+            const char *text = name ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+            const int failed = text ? sdpa_check_overlap(module, out, text, each[k]->arrays[i]) : -1;
+            Py_XDECREF(name);
+            if (failed) return -1;
+        }
+    }
+    return 0;
+}
+
 /* ------------------------------------------------------------------------------------ derivatives */
 
 /* One tangent, which must look like the argument it belongs to. */

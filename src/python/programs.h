@@ -20,6 +20,9 @@ int sdpa_functions_settle(sdpa_functions *functions);
 /* Sets the programs of a problem that has its sizes and type. `offsets`: query_offset, int64, or NULL for `offset`. */
 int sdpa_functions_set(sdpa_functions *functions, sdpa_problem *p, PyArrayObject *offsets, int64_t offset);
 
+/* ValueError and -1 if `out` shares memory with an array that the functions read, as sdpa_check_overlap; after that. */
+int sdpa_functions_check_overlap(sdpa_functions *functions, PyObject *module, PyArrayObject *out);
+
 /* Reads score_args_t or gg_score_args, after that. */
 int sdpa_functions_read_tangents(sdpa_functions *functions, const sdpa_options *options);
 

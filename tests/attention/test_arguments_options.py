@@ -72,6 +72,29 @@ def test_out_that_overlaps_an_input_is_refused(name):
     assert (out == 1).all()
 
 
+OUT = ones(2, 4, 5, 3)
+ROW = OUT.reshape(-1)[:7]  # as long as the keys
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (
+            {"score_mod": lambda s, b, h, q, k, t: s + t[k], "score_args": (ROW,)},
+            "t of score_mod",
+        ),
+        ({"score_mod": lambda s, b, h, q, k: s + ROW[k]}, "ROW of score_mod"),
+        ({"mask_mod": lambda b, h, q, k, m: m[k] > 0, "mask_args": (ROW,)}, "m of mask_mod"),
+    ],
+    ids=["score_args", "captured", "mask_args"],
+)
+def test_out_that_overlaps_an_array_of_a_function_is_refused(options, name):
+    expected = f"out: expected memory not shared with an input, got an array that overlaps {name}"
+    for function in (sdpa.attention, sdpa.attention_forward):
+        assert message(ValueError, function, **operands(), **options, out=OUT) == expected
+    assert (OUT == 1).all()
+
+
 # ------------------------------------------------------------------- accepted
 
 

@@ -161,7 +161,8 @@ def test_text_of_a_long_program():
         return score
 
     head, *lines = repr(score_program(f)).splitlines()
-    assert head == "score program of f" and len(lines) == 24
+    assert head == "score program of f"
+    assert len(lines) == 24
     assert lines[0].split() == ["1", "x1", "=", "tanh(score)"]
     assert lines[12].split() == ["(56", "more)"]
     assert lines[-1].split()[0] == "79"

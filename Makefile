@@ -302,7 +302,7 @@ COVERED = $(filter-out %_precision.py %_precision_options.py %_differential.py %
 	$(addprefix tests/interop/test_jax_process.py::test_,jit_keeps_batch_and_heads_where_they_are shard_map_over_two_devices)
 COVERED_CASES = '(softmax and not amx or not (generic or amx or wide- or wide]) or not generic and ($(MODELLED))) \
 	and not avx512 and not f64 $(addprefix and not ,$(TIMED))'
-MODELLED = dropout or invariant or narrow_gradients or programs or semantics
+MODELLED = dropout or gaps or invariant or narrow_gradients or programs or semantics
 TIMED = 65536 random_moments test_text json_without
 COUNTED = $(abspath build/coverage)
 COUNTERS = -O1 -fprofile-instr-generate -fprofile-continuous -fprofile-update=atomic -fcoverage-mapping

@@ -14,7 +14,7 @@ INLINE void gather_bytes(char *restrict to, const char *restrict from, int64_t n
     for (int64_t j = 0; j < n; j++) to[j] = from[j * stride];
 }
 
-typedef char bools __attribute__((vector_size(VL)));
+typedef signed char bools __attribute__((vector_size(VL)));
 
 /* The elements of a mask for the lanes from i on, of n, which lie next to each other; the last one is repeated. */
 INLINE bools load_bools(const char *shown, int64_t i, int64_t n) {
@@ -26,6 +26,9 @@ INLINE bools load_bools(const char *shown, int64_t i, int64_t n) {
     }
     return x;
 }
+
+/* -1 where an element is 0. To clang a comparison of bytes holds `char`, which on aarch64 has no sign. */
+INLINE bools are_zero(bools x) { return (bools)(x == 0); }
 
 INLINE bool any_of(bools x) {
     const bools none = {0};
@@ -40,14 +43,15 @@ NOINLINE enum bias_kind boolean_columns(const sdpa_matrix *mask, const block *b,
         for (int64_t j = 0; j < b->n_j; j++) {
             const bools x = load_bools(first + j * mask->col, i, b->n_i);
             visible |= x;
-            hidden |= x == 0;
+            hidden |= are_zero(x);
         }
     }
     if (!any_of(visible)) return BIAS_ALL_MASKED;
     if (!any_of(hidden)) return BIAS_NONE;
     for (int64_t j = 0; j < b->n_j; j++) {
         for (int64_t i = 0; i < b->n_i; i += VL) {
-            const ivec masked = __builtin_convertvector(load_bools(first + j * mask->col, i, b->n_i) == 0, ivec);
+            const bools x = load_bools(first + j * mask->col, i, b->n_i);
+            const ivec masked = __builtin_convertvector(are_zero(x), ivec);
             real *to = s + j * s_row + i;
             vstore(to, more ? vselect(masked, vset1(-INFINITY), vload(to)) : (vec)(masked & (ivec)vset1(-INFINITY)));
         }

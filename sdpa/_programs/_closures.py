@@ -6,9 +6,11 @@ A function is read, never changed: `scan` lists what its closure, its globals an
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import operator
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -19,6 +21,8 @@ _CONSTANTS = (str, bytes, type(None), type(...), np.dtype)
 _FIXED = (types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc, type(np.where))
 # Their functions and attributes do not change while a program runs.
 _LIBRARIES = {"numpy", "torch", "math", "operator", "functools", "builtins", "ml_dtypes", "sdpa"}
+# What these read is in none of the places that `captured` looks at.
+_READERS = (builtins.globals, builtins.eval, builtins.exec, builtins.__import__)
 _EMPTY = object()
 
 
@@ -70,7 +74,7 @@ class Scan:
         self.names: list[str] = []
         self.unknown: list[tuple[str, Any]] = []
         self._arrays: dict[int, int] = {}
-        self._inside: set[int] = set()
+        self._functions: dict[int, int] = {}
         self._read("", function)
 
     def _read(self, name: str, value: Any) -> None:
@@ -88,7 +92,7 @@ class Scan:
         elif kind is tuple or kind is list:
             self._read_parts(kind, [(f"{name}[{i}]", part) for i, part in enumerate(value)])
         elif kind is dict:
-            self.tokens.append(tuple(value))
+            self.tokens.append(tuple([(type(key), key) for key in value]))
             self._read_parts(kind, [(f"{name}[{key!r}]", part) for key, part in value.items()])
         elif kind is functools.partial:
             self._read_parts(kind, [("", value.func), ("", value.args), ("", value.keywords)])
@@ -114,22 +118,27 @@ class Scan:
             self._read(name, part)
 
     def _read_function(self, function: types.FunctionType) -> None:
-        code = function.__code__
-        self.tokens.append(code)
-        if id(function) in self._inside:
-            return
-        self._inside.add(id(function))
-        for name, value in captured(function):
-            self._read(name, value)
+        known = id(function) in self._functions
+        number = self._functions.setdefault(id(function), len(self._functions))
+        self.tokens.append((function.__code__, number))
+        if not known:
+            for name, value in captured(function):
+                self._read(name, value)
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether it belongs to a library whose names keep their meaning."""
+    """Whether it is a module, function or class of a library whose names keep their meaning.
+
+    Other objects of a library have contents that change, as those of a cache do.
+    """
     if isinstance(value, types.ModuleType):
         return value.__name__.partition(".")[0] in _LIBRARIES
     if isinstance(value, types.BuiltinFunctionType):
-        return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
-    return value is _EMPTY or isinstance(value, _FIXED) or _is_library(value)
+        of_module = value.__self__ is None or isinstance(value.__self__, types.ModuleType)
+        return of_module and value not in _READERS
+    if isinstance(value, type):
+        return _is_library(value)
+    return value is _EMPTY or isinstance(value, _FIXED)
 
 
 def _is_library(value: Any) -> bool:
@@ -139,7 +148,7 @@ def _is_library(value: Any) -> bool:
 
 
 def captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Names and contents of the closure, of the globals that the code reads, of the defaults.
+    """Names and contents of the closure, globals, imports, attributes and defaults of a function.
 
     Of a library's function the closure alone, which may hold functions of the user.
     """
@@ -149,12 +158,16 @@ def captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     if _is_library(function):
         return
     contents = function.__globals__
-    for name in _globals_read(code):
-        yield name, contents.get(name, _EMPTY)
+    names = _names(code)
+    for name in names.globals:
+        yield name, contents[name] if name in contents else getattr(builtins, name, _EMPTY)
+    for name in names.imports:
+        yield name, sys.modules.get(name, object())
+    yield from vars(function).items()
     defaults = function.__defaults__
     if defaults:
-        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        yield from zip(names, defaults, strict=True)
+        parameters = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        yield from zip(parameters, defaults, strict=True)
     if function.__kwdefaults__:
         yield from function.__kwdefaults__.items()
 
@@ -166,18 +179,23 @@ def _contents(cell: types.CellType) -> Any:
         return _EMPTY
 
 
+class _Names(NamedTuple):
+    globals: tuple[str, ...]
+    imports: tuple[str, ...]
+
+
 @functools.lru_cache(1024)
-def _globals_read(code: types.CodeType) -> tuple[str, ...]:
-    """The names that the code, or the functions in it, look up in the globals."""
-    found = dict.fromkeys(
-        step.argval
-        for step in dis.get_instructions(code)
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    )
+def _names(code: types.CodeType) -> _Names:
+    """The names that the code, or the functions in it, look up."""
+    found = []
+    for operations in (("LOAD_GLOBAL", "LOAD_NAME"), ("IMPORT_NAME",)):
+        steps = dis.get_instructions(code)
+        found.append(dict.fromkeys(s.argval for s in steps if s.opname in operations))
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
-            found |= dict.fromkeys(_globals_read(part))
-    return tuple(found)
+            for own, inner in zip(found, _names(part), strict=True):
+                own.update(dict.fromkeys(inner))
+    return _Names(*map(tuple, found))
 
 
 # ------------------------------------------------------------------------------- replacing
@@ -226,11 +244,12 @@ class Copies:
         self._known[id(function)] = copy
         copy.__defaults__ = self.of(function.__defaults__)
         copy.__kwdefaults__ = self.of(function.__kwdefaults__)
+        copy.__dict__ = self.of(vars(function))
         for cell, own in zip(cells, function.__closure__ or (), strict=True):
             content = _contents(own)
             if content is not _EMPTY:
                 cell.cell_contents = self.of(content)
-        for name in _globals_read(code):
+        for name in _names(code).globals:
             if name in contents:
                 contents[name] = self.of(contents[name])
         return copy

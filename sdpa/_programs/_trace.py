@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from sdpa import _core
 from sdpa._programs._closures import Copies, Scan, foreign, unseen_arrays
 from sdpa._programs._functions import converted
 from sdpa._programs._graph import Graph, Node, Source, reached
@@ -119,6 +120,9 @@ class Trace:
             known = foreign(array)
             described = known.describe(array) if known else (array.dtype, array.shape)
             name = self._names.get(id(array)) or f"array {len(self._captured)}"
+            if not known:
+                # One that is more than its numbers is refused, as it is among arguments.
+                _core._arrays(**{f"{self.graph.argument}: {name}": array})
             source = self._captured[id(array)] = self._source(name, described, array)
         return element(self.graph, source)
 

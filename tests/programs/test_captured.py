@@ -1,7 +1,8 @@
 """Arrays and constants that a function captures, and programs that are known from before."""
 
 import functools
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,17 +103,112 @@ def test_objects_are_asked_each_time():
         )
 
 
-def test_a_known_function_is_not_traced(monkeypatch):
-    function = of_closure(np.arange(5.0))
+def test_functions_of_one_code():
+    """Each is told from the others wherever it stands, also behind both."""
+
+    def times(c):
+        return lambda score: score * c
+
+    def make(first, second, third):
+        return lambda score, b, h, q, k: first(score) + 10 * second(score) + 100 * third(score)
+
+    two, three = times(2.0), times(3.0)
+    np.testing.assert_allclose(values(make(two, three, two)), SCORE * 232)
+    np.testing.assert_allclose(values(make(two, three, three)), SCORE * 332)
+
+
+def test_objects_of_libraries_are_asked_each_time():
+    """A cache, and a polynomial, which has no hash."""
+    cache, token = sdpa.KVCache(1, 1, 1, capacity=8), np.ones((1, 1, 1, 1))
+    for position in (1, 2):
+        cache.append(token, token)
+        found = values(lambda score, b, h, q, k: score + int(cache.positions[0]))
+        np.testing.assert_array_equal(found, plus(position))
+    line = np.polynomial.Polynomial([0.0, 1.0])
+    for line.coef in ([0.0, 2.0], [0.0, 3.0]):
+        found = values(lambda score, b, h, q, k: score * line.coef[1])
+        np.testing.assert_allclose(found, SCORE * line.coef[1])
+
+
+def test_attributes_of_functions():
+    def f(score, b, h, q, k):
+        return score + f.table[k] * f.factor
+
+    for f.factor in (1.0, 2.0):
+        for f.table in (np.arange(5.0), np.ones(5)):
+            np.testing.assert_array_equal(values(f), plus(f.table * f.factor))
+
+
+def test_what_a_function_imports(monkeypatch):
+    settings = ModuleType("settings_of_a_test")
+    monkeypatch.setitem(sys.modules, settings.__name__, settings)
+
+    def by_name(score, b, h, q, k):
+        import settings_of_a_test
+
+        return score + settings_of_a_test.bias
+
+    def by_value(score, b, h, q, k):
+        from settings_of_a_test import bias
+
+        return score + bias
+
+    for settings.bias in (1.0, 2.0):
+        for function in (by_name, by_value):
+            np.testing.assert_array_equal(values(function), plus(settings.bias))
+
+
+@pytest.mark.parametrize("read", ["globals()['offset']", "eval('offset')"])
+def test_globals_read_by_name(read):
+    contents = {}
+    exec(f"def f(score, b, h, q, k): return score + {read}", contents)
+    for contents["offset"] in (1.0, 2.0):
+        np.testing.assert_array_equal(values(contents["f"]), plus(contents["offset"]))
+
+
+def test_keys_of_a_dictionary():
+    """1 and 1.0 are equal, and integers alone have a remainder."""
+
+    def make(table):
+        def f(score, b, h, q, k):
+            for key in table:
+                score = score + k % key
+            return score
+
+        return f
+
+    np.testing.assert_array_equal(values(make({2: None})), plus(np.arange(5) % 2))
+    with pytest.raises(TypeError, match="expected integers around // and %"):
+        values(make({2.0: None}))
+
+
+def test_a_masked_array_is_refused():
+    array = np.ma.masked_array(np.arange(5.0), [False, True, False, False, False])
+    for make in (of_closure, of_list, of_default, of_partial):
+        assert "whose mask would be dropped" in message(TypeError, values, make(array))
+
+
+def of_import(array):
+    def f(score, b, h, q, k):
+        import numpy
+
+        return score + numpy.abs(array[k]) * len(array)
+
+    return f
+
+
+@pytest.mark.parametrize("make", [of_closure, of_import])
+def test_a_known_function_is_not_traced(make, monkeypatch):
+    function = make(np.arange(5.0))
     _prepare(False, function, None)
 
     def never(*_, **__):
         raise AssertionError
 
     monkeypatch.setattr(_program, "traced", never)
-    _prepare(False, of_closure(np.zeros(5)), None)
+    _prepare(False, make(np.zeros(5)), None)
     with pytest.raises(AssertionError):
-        _prepare(False, of_closure(np.zeros(6)), None)
+        _prepare(False, make(np.zeros(6)), None)
 
 
 def test_the_function_stays_as_it_is():

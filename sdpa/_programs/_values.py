@@ -367,9 +367,11 @@ def _torch_called(function: Callable[..., Any], args: Any, options: dict[str, An
     name = getattr(function, "__name__", repr(function))
     values = [*args, *options.values()]
     values += [part for value in values if isinstance(value, (tuple, list)) for part in value]
-    graph = next(value._graph for value in values if isinstance(value, (Traced, TracedArray)))
+    traced = next(value for value in values if isinstance(value, (Traced, TracedArray)))
+    graph = traced._graph
     if name == "__getitem__":
-        return graph.foreign(args[0])[args[1]]
+        array = graph.foreign(args[0])
+        return traced.__array__() if array is None else array[args[1]]
     if name.startswith("__"):
         name = name.strip("_")
         name = _ARITHMETIC.get(name, name)

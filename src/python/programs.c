@@ -152,12 +152,28 @@ static PyArrayObject *converted(PyArrayObject *a, char kind, sdpa_dtype compute)
     return result;
 }
 
+/* ValueError for an integer of array x, read from an unsigned one, that wrapped around. */
+static int check_wrapped(const function *f, int x) {
+    const int64_t *data = (const int64_t *)sdpa_data(f->arrays[x]);
+    for (npy_intp i = 0; i < PyArray_SIZE(f->arrays[x]); i++) {
+        if (data[i] >= 0) continue;
+        PyObject *name = PyTuple_GetItem(field(f, NAMES), x);
+        PyErr_Format(PyExc_ValueError,
+                     "%s: expected integers below 2^63 in %S, got %llu; to tell them apart alone, write "
+                     "%S.view(np.int64)",
+                     f->argument, name, (unsigned long long)data[i], name);
+        return -1;
+    }
+    return 0;
+}
+
 static int describe_arrays(function *f, sdpa_dtype compute) {
     int64_t n_summaries = 0;
     for (int x = 0; x < f->n; x++) {
         sdpa_argument *a = &f->described[x];
+        const bool is_unsigned = PyTypeNum_ISUNSIGNED(PyArray_TYPE(f->arrays[x]));
         f->arrays[x] = converted(f->arrays[x], f->kinds[x], compute);
-        if (!f->arrays[x]) return -1;
+        if (!f->arrays[x] || (is_unsigned && check_wrapped(f, x) < 0)) return -1;
         a->kind = f->kinds[x];
         a->n_axes = PyArray_NDIM(f->arrays[x]);
         if (a->n_axes > SDPA_MOST_ARRAY_AXES) {

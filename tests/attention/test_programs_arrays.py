@@ -286,6 +286,14 @@ REFUSED = {
         "mask_args: expected arrays of at most 8 axes, got 9",
         {"mask_mod": lambda b, h, q, k, *arrays: q > 2, "mask_args": (np.ones((1,) * 9),)},
     ),
+    "integers beyond int64": (
+        "score_mod: expected integers below 2^63 in x, got 9223372036854775809; to tell them "
+        "apart alone, write x.view(np.int64)",
+        {
+            "score_mod": lambda s, b, h, q, k, x: s + x[k] % 2,
+            "score_args": (np.array([0, 1, 2**63 + 1, 3, 4], np.uint64),),
+        },
+    ),
     "early positions": (
         "query_offset: expected positions from -2^31 to 2^31 - 1 with score_mod or mask_mod, got "
         "queries from -2147483649 to -2147483645 and keys up to 4",

@@ -283,6 +283,17 @@ def test_functions_of_pytorch(tensors):
     np.testing.assert_allclose(values(f), f(*given).numpy(), rtol=1e-14)
 
 
+def test_tensors_without_pytorch_s_door(torch, monkeypatch):
+    """A call of NumPy takes them as arguments."""
+    monkeypatch.delitem(FOREIGN, torch.Tensor, raising=False)
+    table = torch.arange(5.0)
+    assert message(TypeError, values, of_closure(table)).endswith(
+        "got k as an index or element of another array; pass it in score_args"
+    )
+    found = values(lambda score, b, h, q, k, x: score + x[k], (table,))
+    np.testing.assert_array_equal(found, plus(np.arange(5.0)))
+
+
 def test_more_functions_of_pytorch(tensors):
     torch = tensors
     functional = torch.nn.functional

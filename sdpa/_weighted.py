@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sdpa import _core
-from sdpa._arrays import Array, native, sum_to
+from sdpa._arrays import Array, compute_type, native, sum_to
 
 Axis = int | tuple[int, ...] | None
 
@@ -137,6 +137,8 @@ def logsumexp_backward(
     """`sdpa.logsumexp_backward` with weights."""
     operands = operand("x", x), operand("b", b)
     like = common(*operands)
+    for name, value in (("grad", grad), ("lse", lse)):
+        _check_rows(operand(name, value), name, like)
     _core.logsumexp_backward(grad, like, lse, axis)
     without, rows = (like.sum(axis=axis, keepdims=keepdims).shape for keepdims in (False, True))
     signs = operand("sign", 1.0 if sign is None else sign).wide
@@ -146,6 +148,16 @@ def logsumexp_backward(
         )
     g, total = (y.astype(np.float64).reshape(rows) for y in _core._arrays(grad=grad, lse=lse))
     return _gradients(*operands, g * (signs if sign is None else signs.reshape(rows)), total)
+
+
+def _check_rows(rows: _Operand, name: str, like: Array) -> None:
+    """Raise a TypeError in words of x and b, where the compiled function knows one array alone."""
+    known = dict.fromkeys((native(like.dtype), compute_type(like.dtype)))
+    if not rows.is_number and native(rows.array.dtype) not in known:
+        raise TypeError(
+            f"{name}: expected dtype {' or '.join(map(str, known))}, of x and b together, "
+            f"got {rows.array.dtype}"
+        )
 
 
 @np.errstate(all="ignore")

@@ -182,6 +182,23 @@ def test_an_element_of_weight_0_has_a_gradient_of_its_weight():
     np.testing.assert_allclose(g.b, [0, 1, 4 / 3], rtol=1e-15)
 
 
+@pytest.mark.parametrize(
+    ("of_x", "of_b", "given", "expected"),
+    [
+        (np.float32, np.float64, np.float32, "float64"),
+        (np.float16, np.float16, np.float64, "float16 or float32"),
+    ],
+)
+def test_gradients_have_the_dtype_of_x_and_b_together(of_x, of_b, given, expected):
+    x, b = np.ones(3, of_x), np.ones(3, of_b)
+    lse = sdpa.logsumexp(x, b=b)
+    wrong = np.ones((), given)
+    for name, rows in (("grad", (wrong, x, lse)), ("lse", (np.ones((), lse.dtype), x, wrong))):
+        text = message(TypeError, sdpa.logsumexp_backward, *rows, b=b)
+        end = f"of x and b together, got {wrong.dtype}"
+        assert text == f"{name}: expected dtype {expected}, {end}"
+
+
 def test_signatures():
     parameters = inspect.signature(sdpa.logsumexp).parameters
     assert [*parameters] == ["x", "axis", "b", "return_sign", "where", "keepdims", "out"]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sdpa import _core
-from sdpa._programs._closures import FOREIGN, Scan, foreign
+from sdpa._programs._closures import FOREIGN, Copies, Scan, foreign
 from sdpa._programs._graph import Node, Source
 from sdpa._programs._text import WORDS, program_text
 from sdpa._programs._trace import Signature, Trace, argument_of, traced
@@ -159,11 +159,13 @@ class Program:
     """A function on scores or on masks, ready to run: what `score_program` returns.
 
     Called with arrays, it computes what the function computes, in NumPy. It shows its operations.
+    Names that the function captures keep the meaning that they have now.
     """
 
     def __init__(self, is_mask: bool, function: Any, args: Any) -> None:
         _, signature = given_arrays(is_mask, args)
-        self._hold(is_mask, function, *entry_of(is_mask, function, signature))
+        traced = entry_of(is_mask, function, signature)
+        self._hold(is_mask, Copies(lambda array: array).of(function), *traced)
 
     def _hold(self, is_mask: bool, function: Any, entry: Entry, captured: list[Any]) -> None:
         self._is_mask, self._function = is_mask, function
@@ -224,7 +226,7 @@ def score_program(score_mod: Callable[..., Any], score_args: Sequence[ArrayLike]
     score_args : sequence of array_like, optional
         Further arguments: floats, integers or booleans, whose shapes and kinds count here. Values
         come with each call. An array that the function captures is a constant, whose gradient
-        nobody gets.
+        nobody gets; names that are bound again later mean to the program what they meant.
 
     Returns
     -------

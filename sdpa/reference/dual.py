@@ -34,8 +34,12 @@ class Dual(NDArrayOperatorsMixin):
             (a, da), (b, db) = (_parts(x) for x in branches)
             return Dual(np.where(condition, a, b), _choice(condition, da, db))
         if function is np.clip:
-            bounds = [*args[1:], *options.values()]
-            return np.minimum(np.maximum(args[0], bounds[0]), bounds[1])
+            x, *bounds = args
+            given = dict(zip(("min", "max"), bounds, strict=False))
+            given |= {name.removeprefix("a_"): bound for name, bound in options.items()}
+            for bounded, bound in ((np.maximum, given.get("min")), (np.minimum, given.get("max"))):
+                x = x if bound is None else bounded(x, bound)
+            return x
         return NotImplemented
 
     def astype(self, dtype: Any) -> Any:

@@ -10,6 +10,7 @@ from support.calls import message
 from support.programs import run
 
 import sdpa
+from sdpa import reference
 from sdpa._programs import FOREIGN, Foreign, _prepare, _program, lifted
 
 GRID = dict(zip(("batch", "head", "query", "key"), np.ogrid[:1, :2, :5, :5], strict=True))
@@ -229,6 +230,20 @@ def test_a_program_takes_other_values():
     for x in (np.arange(5.0), np.arange(5, dtype=np.float32)):
         np.testing.assert_array_equal(values(program, (x,)), plus(x))
         np.testing.assert_array_equal(program(SCORE, *GRID.values(), x), plus(x))
+
+
+def test_a_program_keeps_what_its_function_captured(rng):
+    """Wherever it runs: in a call, block by block, as a function."""
+    x = rng.standard_normal((3, 5, 4))
+    factor, table = 2.0, np.zeros(5)
+    program = sdpa.score_program(lambda score, b, h, q, k: score * factor + table[k])
+    factor, table = 3.0, np.full(1, np.nan)
+    expected = sdpa.attention(*x, scale=1.0)
+    assert program(2.0, 0, 0, 0, 0) == 4.0
+    for got in (sdpa.attention, reference.attention):
+        np.testing.assert_allclose(got(*x, score_mod=program), expected, rtol=1e-12)
+    got = sdpa.blocks.attend(*x, score_mod=program, block=2).out
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,30 @@ def test_forward():
     np.testing.assert_allclose(out, np.nan_to_num(np.exp(z - lse[..., None])) @ VALUE, rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "bounds", [{"min": -0.2, "max": 0.3}, {"max": 0.3, "min": -0.2}, {"max": 0.3}, {"min": -0.2}]
+)
+def test_gradients_of_clip(bounds):
+    """By names in any order, and with one bound alone."""
+
+    def by_name(x, b, h, q, k):
+        return np.clip(x, **bounds)
+
+    def in_order(x, b, h, q, k):
+        return np.clip(x, bounds.get("min"), bounds.get("max"))
+
+    def by_hand(x, b, h, q, k):
+        return np.minimum(np.maximum(x, bounds.get("min", -9)), bounds.get("max", 9))
+
+    def gradients(function):
+        saved = reference.attention_forward(QUERY, KEY, VALUE, score_mod=function)
+        return reference.attention_backward(GRAD, QUERY, KEY, VALUE, *saved, score_mod=function)
+
+    for function in (by_name, in_order):
+        for got, expected in zip(gradients(function)[:3], gradients(by_hand)[:3], strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
 def moved(names, t, moves):
     """Operands and options, those in `names` moved along their directions."""
     found = {"query": QUERY, "key": KEY, "value": VALUE}

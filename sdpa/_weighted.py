@@ -79,6 +79,8 @@ def logsumexp(
         sign = np.where(np.isnan(lse), lse, lse > -np.inf).astype(native(lse.dtype), copy=False)
         return _core.LogsumexpForward(lse, sign[()])
     operands = operand("x", x), operand("b", b)
+    if where is not None:
+        (options["where"],) = _core._arrays(where=where)
     if isinstance(out, np.ndarray):
         for name, given in zip("xb", operands, strict=True):
             if np.shares_memory(out, given.array):
@@ -88,7 +90,7 @@ def logsumexp(
                 )
     # It checks the other arguments, and has the shape and dtype of the result.
     like = np.asarray(_core.logsumexp(common(*operands), axis, **options))
-    lse, sign = _signed(operands[0].wide, operands[1].wide, axis, where)
+    lse, sign = _signed(operands[0].wide, operands[1].wide, axis, options["where"])
     if not return_sign:
         lse = np.where(sign < 0, np.nan, lse)
     with np.errstate(all="ignore"):
@@ -100,12 +102,12 @@ def logsumexp(
 
 
 @np.errstate(all="ignore")
-def _signed(x: Array, b: Array, axis: Axis, where: ArrayLike | None) -> tuple[Array, Array]:
+def _signed(x: Array, b: Array, axis: Axis, where: Array | None) -> tuple[Array, Array]:
     """log |sum b exp(x)| and the sign of the sum, which keep their axes."""
     x, b = np.broadcast_arrays(x, b)
     left_out = (b == 0) | (x == -np.inf)
     if where is not None:
-        left_out = left_out | ~np.asarray(where)
+        left_out = left_out | ~where
     sizes = np.where(left_out, -np.inf, x + np.log(abs(b)))
     largest = sizes.max(axis=axis, keepdims=True, initial=-np.inf)
     shift = np.where(np.isfinite(largest), largest, 0)

@@ -322,6 +322,9 @@ int sdpa_functions_read_tangents(sdpa_functions *functions, const sdpa_options *
         if (values) {
             PyErr_Format(PyExc_ValueError, "%s: expected %d arrays or None, one for each of score_args, got %zd",
                          argument, f->n_args, PyTuple_Size(values));
+        } else if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Format(PyExc_TypeError, "%s: expected a tuple of arrays, got %.200R; put it in a tuple", argument,
+                         given);
         }
         Py_XDECREF(values);
         return -1;

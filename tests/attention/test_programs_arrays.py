@@ -314,7 +314,7 @@ def test_tangents_of_another_type_are_refused():
     for tangents, text in (
         ((np.arange(3),), "score_args_t[0]: expected score_args[0]'s shape and a floating dtype"),
         (([[1], [1, 2]],), "score_args_t[0]: "),
-        (3, "'int' object is not iterable"),
+        (3, "score_args_t: expected a tuple of arrays, got 3; put it in a tuple"),
     ):
         options = {"score_mod": plus, "score_args": (np.ones(3),), "score_args_t": tangents}
         found = message(TypeError, sdpa.attention_jvp, x, x, x, x, x, x, **options)

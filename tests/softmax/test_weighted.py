@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.calls import message
 from support.helpers import BFLOAT16, unit_roundoff
+from support.protocols import OnlyDlpack
 
 import sdpa
 from sdpa import reference
@@ -53,9 +54,10 @@ def test_against_the_oracle(rng, dtype, axis):
 def test_weights_of_one_are_no_weights(rng):
     x = 8 * rng.standard_normal((30, 200))
     np.testing.assert_allclose(sdpa.logsumexp(x, b=1.0), sdpa.logsumexp(x), rtol=2e-15)
-    where = rng.random(x.shape) < 0.5
-    got = sdpa.logsumexp(x, b=np.ones(200), where=where)
-    np.testing.assert_allclose(got, sdpa.logsumexp(x, where=where), rtol=2e-15)
+    mask = rng.random(x.shape) < 0.5
+    for where in (mask, mask.tolist(), OnlyDlpack(mask)):
+        got = sdpa.logsumexp(x, b=np.ones(200), where=where)
+        np.testing.assert_allclose(got, sdpa.logsumexp(x, where=where), rtol=2e-15)
 
 
 def test_the_sign_without_weights(dtype):

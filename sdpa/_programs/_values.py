@@ -337,10 +337,11 @@ def as_node(graph: Graph, value: Any) -> Node:
     foreign = graph.foreign(value)
     if foreign is not None:
         return as_node(graph, foreign)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         kind = kind_of(value.dtype)
         if not value.ndim and kind:
             return graph.constant(kind, value.item())
+    if isinstance(value, np.ndarray):
         got = f"an array of shape {value.shape} and {value.dtype}"
         raise graph.refused("one value per pair", got, _ARRAYS)
     raise graph.refused("numbers and values per pair", repr(value)[:60], "")

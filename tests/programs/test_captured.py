@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 from support.calls import message
+from support.helpers import BFLOAT16
 from support.programs import run
 
 import sdpa
@@ -79,7 +80,9 @@ def test_one_array_under_two_names_and_two_arrays():
     np.testing.assert_array_equal(values(make(x, y)), plus(x - y))
 
 
-@pytest.mark.parametrize("constants", [(1, 1.0, True), (0.0, -0.0), (2, 3)])
+@pytest.mark.parametrize(
+    "constants", [(1, 1.0, True), (0.0, -0.0), (2, 3), (BFLOAT16.type(0.5), np.float16(0.25))]
+)
 def test_constants_are_part_of_the_program(constants):
     def make(c):
         return lambda score, b, h, q, k: (
@@ -87,7 +90,8 @@ def test_constants_are_part_of_the_program(constants):
         )
 
     for c in constants:
-        expected = make(c)(SCORE, *GRID.values())
+        number = c if isinstance(c, int) else float(c)
+        expected = make(number)(SCORE, *GRID.values())
         np.testing.assert_allclose(values(make(c)), expected, rtol=1e-14)
 
 

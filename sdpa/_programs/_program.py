@@ -164,12 +164,20 @@ class Program:
 
     def __init__(self, is_mask: bool, function: Any, args: Any) -> None:
         _, signature = given_arrays(is_mask, args)
-        traced = entry_of(is_mask, function, signature)
-        self._hold(is_mask, Copies(lambda array: array).of(function), *traced)
+        self._hold(is_mask, function, *entry_of(is_mask, function, signature))
+        self._function = _frozen(function)
 
     def _hold(self, is_mask: bool, function: Any, entry: Entry, captured: list[Any]) -> None:
-        self._is_mask, self._function = is_mask, function
+        self._is_mask, self._given, self._function = is_mask, function, function
         self._entry, self._captured = entry, captured
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All attributes, with the function as given, which pickle finds by its name."""
+        return vars(self) | {"_function": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._function = _frozen(self._given)
 
     def _check(self, is_mask: bool, signature: Signature) -> None:
         """Raise a TypeError or a ValueError if it cannot run on such arguments."""
@@ -202,6 +210,11 @@ class Program:
 
     def __repr__(self) -> str:
         return program_text(self._is_mask, self._entry.graph, self._entry.root, self._entry.sources)
+
+
+def _frozen(function: Any) -> Any:
+    """A copy of the function, for which names keep the meaning that they have now."""
+    return Copies(lambda array: array).of(function)
 
 
 def score_program(score_mod: Callable[..., Any], score_args: Sequence[ArrayLike] = ()) -> Program:

@@ -1,6 +1,7 @@
 """Arrays and constants that a function captures, and programs that are known from before."""
 
 import functools
+import pickle
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -248,6 +249,16 @@ def test_a_program_keeps_what_its_function_captured(rng):
         np.testing.assert_allclose(got(*x, score_mod=program), expected, rtol=1e-12)
     got = sdpa.blocks.attend(*x, score_mod=program, block=2).out
     np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def by_global(score, b, h, q, k):
+    return score + GLOBAL[k]
+
+
+def test_a_program_is_pickled_with_its_function_s_name():
+    program = pickle.loads(pickle.dumps(sdpa.score_program(by_global)))
+    np.testing.assert_array_equal(values(program), plus(GLOBAL))
+    np.testing.assert_array_equal(program(SCORE, *GRID.values()), plus(GLOBAL))
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,18 @@ REFUSED = {
                          "past_key, past_value: expected both or neither, got one"),
     "past and lengths": ({}, PAST | {"nonpad_kv_seqlen": np.array([2, 2])},
                          "nonpad_kv_seqlen: cannot be combined with past_key and past_value"),
+    "batch of the past": ({}, PAST | {"past_key": FOUR[:1]},
+                          "past_key: expected shape (2, 4, 3, 8), got (1, 4, 3, 8)"),
+    "width of the past": ({}, PAST | {"past_value": FOUR[..., :5]},
+                          "past_value: expected shape (2, 4, 3, 8), got (2, 4, 3, 5)"),
+    "length of the past": ({}, PAST | {"past_value": FOUR[:, :, :2]},
+                           "past_value: expected shape (2, 4, 3, 8), got (2, 4, 2, 8)"),
+    "axes of the past": ({}, dict.fromkeys(PAST, THREE),
+                         "past_key: expected shape (2, 4, 'n', 8), got (2, 3, 8)"),
+    "shape of lengths": ({}, {"nonpad_kv_seqlen": np.array([2])},
+                         "nonpad_kv_seqlen: expected shape (2,), got (1,)"),
+    "precision": ({"softmax_precision": 7}, {}, "softmax_precision: expected one of 1 (FLOAT), "
+                  "11 (DOUBLE), 10 (FLOAT16), 16 (BFLOAT16), got 7"),
     "mode": ({"qk_matmul_output_mode": 4}, {},
              "qk_matmul_output_mode: expected 0, 1, 2 or 3, got 4"),
     "window": ({"left_window_size": -2}, {},
@@ -218,6 +230,38 @@ def test_what_onnx_lets_pass_is_refused_by_name(case):
     node = attention_node([name if name in given else "" for name in names], **attributes)
     inputs = [given.get(name) for name in names]
     assert message(ValueError, Backend.run_node, node, inputs) == expected
+
+
+@pytest.mark.parametrize("name", ["Q", "K", "V", "past_key", "past_value"])
+def test_integers_are_refused(name):
+    """A result in the type of integer queries would be cut to integers."""
+    given = dict.fromkeys("QKV", FOUR) | PAST
+    given[name] = given[name].astype(np.int64)
+    node = attention_node((*"QKV", "", *PAST))
+    text = message(TypeError, Backend.run_node, node, [given.get(x) for x in node.input])
+    assert text == f"{name}: expected one of float32, float64, float16, bfloat16, got int64"
+
+
+def test_softmax_of_integers_is_refused():
+    node = helper.make_node("Softmax", ["x"], ["y"])
+    text = message(TypeError, Backend.run_node, node, [np.arange(3)])
+    assert text == "input: expected one of float32, float64, float16, bfloat16, got int64"
+
+
+def test_a_batch_of_nothing(rng):
+    empty = np.zeros((0, 3, 8), np.float32)
+    node = attention_node(q_num_heads=4, kv_num_heads=4)
+    assert Backend.run_node(node, [empty] * 3)[0].shape == (0, 3, 8)
+
+
+def test_scores_without_a_name_stay_away(rng):
+    q, k, v = rng.standard_normal((3, 1, 2, 3, 4)).astype(np.float32)
+    node = attention_node(outputs=("y", "", "present", ""))
+    y, present = evaluated(
+        [node], {"q": q, "k": k, "v": v}, helper.make_opsetid("", 23), ("y", "present")
+    )
+    np.testing.assert_array_equal(y, sdpa.attention(q, k, v))
+    np.testing.assert_array_equal(present, v)
 
 
 def test_a_mask_of_another_float_type_is_rounded(rng):

@@ -21,6 +21,7 @@ ai.onnx.preview.FlexAttention-1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from sdpa._table import OPTIONS
 
 try:
     import onnx
-    from onnx import defs, helper, numpy_helper
+    from onnx import TensorProto, defs, helper, numpy_helper
     from onnx.reference.op_run import OpRun
 except ImportError as _error:
     raise ImportError("sdpa.interop.onnx needs onnx: pip install onnx") from _error
@@ -73,6 +74,7 @@ __all__ = [
 ]
 
 _STAGES = ("scores", "capped", "biased", "weights")
+_REALS = [np.dtype(helper.tensor_dtype_to_np_dtype(x)) for x in _graphs.REALS]
 _INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 
 
@@ -102,10 +104,10 @@ def _padded_mask(mask: Any, keys: int) -> Any:
 
 def _compute_dtype(operands: Sequence[Any], softmax_precision: int | None) -> np.dtype[Any]:
     dtype = np.result_type(*operands)
-    if softmax_precision is None:
-        return dtype
-    wanted = helper.tensor_dtype_to_np_dtype(softmax_precision)
-    return np.dtype(np.float64) if wanted == np.float64 else dtype
+    if softmax_precision not in (None, *_graphs.REALS):
+        expected = ", ".join(f"{x} ({TensorProto.DataType.Name(x)})" for x in _graphs.REALS)
+        raise ValueError(f"softmax_precision: expected one of {expected}, got {softmax_precision}")
+    return np.dtype(np.float64) if softmax_precision == TensorProto.DOUBLE else dtype
 
 
 def _window(left: int, right: int) -> tuple[int | None, int | None] | None:
@@ -142,15 +144,23 @@ def _check_attention(
         raise ValueError("past_key, past_value: expected both or neither, got one")
     if past_key is not None and named["nonpad_kv_seqlen"] is not None:
         raise ValueError("nonpad_kv_seqlen: cannot be combined with past_key and past_value")
+    if past_key is not None:
+        tokens = past_key.shape[2] if past_key.ndim == 4 else "n"
+        for name, past, new in (("past_key", past_key, key), ("past_value", past_value, value)):
+            expected = (*new.shape[:2], tokens, new.shape[3])
+            if past.shape != expected:
+                raise ValueError(f"{name}: expected shape {expected}, got {past.shape}")
     mode = attributes.get("qk_matmul_output_mode", 0)
     if mode not in range(len(_STAGES)):
         raise ValueError(f"qk_matmul_output_mode: expected 0, 1, 2 or 3, got {mode}")
     return query, key, value
 
 
-def _checked_lengths(lengths: Any, n_k: int) -> Any:
+def _checked_lengths(lengths: Any, batch: int, n_k: int) -> Any:
     name = "nonpad_kv_seqlen"
     lengths = _arguments.integers(name, lengths)
+    if lengths.shape != (batch,):
+        raise ValueError(f"{name}: expected shape {(batch,)}, got {lengths.shape}")
     outside = lengths[(lengths < 0) | (lengths > n_k)]
     if outside.size:
         raise ValueError(f"{name}: expected integers from 0 to {n_k}, the keys, got {outside[0]}")
@@ -174,7 +184,7 @@ def _attention(
         key = np.concatenate((past_key, key), axis=2)
         value = np.concatenate((past_value, value), axis=2)
     elif lengths is not None:
-        lengths = _checked_lengths(lengths, key.shape[2])
+        lengths = _checked_lengths(lengths, query.shape[0], key.shape[2])
         offset = lengths - query.shape[2]
 
     dtype = _compute_dtype((query, key, value), attributes.get("softmax_precision"))
@@ -196,13 +206,14 @@ def _attention(
     q, k, v = (x.astype(dtype, copy=False) for x in (query, key, value))
     out = sdpa.attention(q, k, v, **options).astype(query.dtype, copy=False)
     if inputs[0].ndim == 3:
-        out = out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1)
+        batch, heads, n_q, d = out.shape
+        out = out.swapaxes(1, 2).reshape(batch, n_q, heads * d)
     outputs = [out, key, value]
-    if len(wanted) > 3 and wanted[3]:
-        stage = _STAGES[attributes.get("qk_matmul_output_mode", 0)]
-        scores = sdpa.attention_weights(q, k, stage=stage, **options)
-        outputs.append(scores.astype(query.dtype, copy=False))
-    return outputs
+    if len(wanted) < 4 or not wanted[3]:
+        return [*outputs, None]
+    stage = _STAGES[attributes.get("qk_matmul_output_mode", 0)]
+    scores = sdpa.attention_weights(q, k, stage=stage, **options)
+    return [*outputs, scores.astype(query.dtype, copy=False)]
 
 
 def _flex_attention(
@@ -220,9 +231,11 @@ def _flex_attention(
     options: dict[str, Any] = {"scale": attributes.get("scale")}
     if "score_mod" in attributes:
         options |= _graphs.score_options(attributes["score_mod"], opsets, shape)
-    dtype = _compute_dtype((query, key, value), attributes.get("softmax_precision"))
     if "prob_mod" in attributes:
-        value = value * _graphs.probability_factor(attributes["prob_mod"], opsets, shape)
+        factor = _graphs.probability_factor(attributes["prob_mod"], opsets, shape)
+        # In 16 bits the products might be beyond the largest number.
+        value = value.astype(np.result_type(value, np.float32)) * factor
+    dtype = _compute_dtype((query, key, value), attributes.get("softmax_precision"))
     q, k, v = (x.astype(dtype, copy=False) for x in (query, key, value))
     out = sdpa.attention(q, k, v, enable_gqa=True, **options)
     return [out.astype(inputs[2].dtype, copy=False)]
@@ -308,6 +321,15 @@ def _opsets_of(model: Any) -> dict[str, int]:
     return {"": found.pop("ai.onnx", 1)} | found
 
 
+def _check_type(formal: Any, x: Any) -> None:
+    """Whether an input of reals has them: results in integers would be cut."""
+    if x is None or any("int" in each for each in formal.types):
+        return
+    if x.dtype.newbyteorder("=") not in _REALS:
+        expected = ", ".join(map(str, _REALS))
+        raise TypeError(f"{formal.name}: expected one of {expected}, got {x.dtype}")
+
+
 def _compute(
     node: Any, opsets: dict[str, int], inputs: Sequence[Any], attributes: dict[str, Any]
 ) -> list[Any]:
@@ -321,7 +343,9 @@ def _compute(
     for formal, x in zip(schema.inputs, inputs, strict=False):
         if x is None and formal.option == defs.OpSchema.FormalParameterOption.Single:
             raise TypeError(f"{formal.name}: expected an array, got None")
-        arrays.append(None if x is None else sdpa._core._arrays(**{formal.name: x})[0])
+        array = None if x is None else sdpa._core._arrays(**{formal.name: x})[0]
+        _check_type(formal, array)
+        arrays.append(array)
     wanted = [bool(name) for name in node.output]
     run = _OPERATORS[node.op_type].run
     results = run(schema.since_version, arrays, attributes, wanted, opsets)
@@ -456,9 +480,7 @@ class _ReferenceOperator(OpRun):
     def run(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         results = super().run(*args, **kwargs)
         # The evaluator stores an output without a name as "", the name of absent inputs.
-        return tuple(
-            x if name else None for name, x in zip(self.onnx_node.output, results, strict=True)
-        )
+        return tuple(x if name else None for name, x in zip_longest(self.onnx_node.output, results))
 
     def _run(self, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         # The other attributes are defaults of the newest opset, even for a model of an older one.
@@ -466,7 +488,8 @@ class _ReferenceOperator(OpRun):
         given = {
             a.name: a.g if a.HasField("g") else attributes[a.name] for a in self.onnx_node.attribute
         }
-        return tuple(_compute(self.onnx_node, self._opsets, inputs, given))
+        results = _compute(self.onnx_node, self._opsets, inputs, given)
+        return tuple(x for x in results if x is not None)  # the evaluator takes no None
 
 
 # The evaluator finds an operator by its domain and the name of its class.

@@ -82,6 +82,12 @@ def _divide(a: Any, b: Any) -> Any:
     return np.where((a < 0) ^ (b < 0), -size, size)
 
 
+def _power(a: Any, b: Any) -> Any:
+    """In the type of the base."""
+    power = a**b
+    return _whole(power) if _kind(a) == "i" and _kind(power) == "r" else power
+
+
 def _kind(x: Any) -> str:
     """r, i or b, of an expression or a number."""
     node = getattr(x, "_node", None)
@@ -102,7 +108,7 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "Sub": lambda a, b: a - b,
     "Mul": lambda a, b: a * b,
     "Div": _divide,
-    "Pow": lambda a, b: a**b,
+    "Pow": _power,
     "Neg": lambda x: -x,
     "Abs": np.abs,
     "Exp": np.exp,
@@ -138,13 +144,24 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
 }
 
 
+_INTEGERS = (TensorProto.INT32, TensorProto.INT64)
+REALS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+# Integers of the others wrap around, and they have other reals.
+_TYPES = {
+    np.dtype(helper.tensor_dtype_to_np_dtype(x)) for x in (TensorProto.BOOL, *_INTEGERS, *REALS)
+}
+
+
 def _cast(attributes: dict[str, Any]) -> Callable[[Any], Any]:
     """To the kind of a type; floats stay as they are computed."""
     to = attributes["to"]
     if to == TensorProto.BOOL:
         return lambda x: x != 0
-    real = to in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-    return lambda x: x * 1.0 if real else np.where(x, 1, 0) if _kind(x) == "b" else _whole(x)
+    if to in REALS:
+        return lambda x: x * 1.0
+    if to not in _INTEGERS:
+        raise _Unknown(f"Cast to {TensorProto.DataType.Name(to)}, which programs do not have")
+    return lambda x: np.where(x, 1, 0) if _kind(x) == "b" else _whole(x)
 
 
 def _whole(x: Any) -> Any:
@@ -207,8 +224,14 @@ def _reshape(operands: Sequence[_Tensor], attributes: dict[str, Any]) -> _Tensor
     return _rearranged(x, wanted)
 
 
+def _axes(operands: Sequence[_Tensor | None], attributes: dict[str, Any]) -> list[int] | None:
+    """An operand; before opset 13 an attribute."""
+    axes = operands[1] if len(operands) > 1 else None
+    return attributes.get("axes") if axes is None else _known(axes).reshape(-1).tolist()
+
+
 def _unsqueeze(operands: Sequence[_Tensor], attributes: dict[str, Any]) -> _Tensor:
-    x, axes = operands[0], _known(operands[1]).reshape(-1).tolist()
+    x, axes = operands[0], _axes(operands, attributes) or []
     n = len(x.shape) + len(axes)
     new = {axis % n for axis in axes}
     rest = iter(x.shape)
@@ -216,9 +239,9 @@ def _unsqueeze(operands: Sequence[_Tensor], attributes: dict[str, Any]) -> _Tens
 
 
 def _squeeze(operands: Sequence[_Tensor | None], attributes: dict[str, Any]) -> _Tensor:
-    x, axes = operands[0], operands[1] if len(operands) > 1 else None
+    x, axes = operands[0], _axes(operands, attributes)
     assert x is not None
-    old = {a % len(x.shape) for a in _known(axes).reshape(-1).tolist()} if axes else None
+    old = None if axes is None else {a % len(x.shape) for a in axes}
     keep = (n for a, n in enumerate(x.shape) if (n != 1 if old is None else a not in old))
     return _rearranged(x, list(keep))
 
@@ -310,8 +333,17 @@ class Graph:
             return ()
         return list(node.input)[: 1 if node.op_type in _SIZED else None]
 
-    def element(self, scores: Callable[[Index], Any], tables: Sequence[Any], pair: Index) -> Any:
-        """The output at the indices of a pair."""
+    def element(self, score: Any, tables: Sequence[Any], pair: Sequence[Any]) -> Any:
+        """The output at the indices of the pair that has this score."""
+        pair = tuple(0 if n == 1 else i for n, i in zip(self._shape, pair, strict=True))
+
+        def scores(at: Index) -> Any:
+            if any(i is not own for i, own in zip(at, pair, strict=True)):
+                raise NotImplementedError(
+                    f"{self._name}: scores of another pair than that of the result"
+                )
+            return score
+
         found = self._tensors(scores, tables).get(self._graph.output[0].name)
         if found is None or not _fits(found.shape, self._shape):
             got = f"{found.shape}" if found else "another"
@@ -334,13 +366,13 @@ class Graph:
             read = lambda at, table=table: table[at]  # noqa: E731
             known[name] = _Tensor(value.shape, read, value)
         for node in self._graph.node:
-            if node.output[0] not in known:
-                known[node.output[0]] = self._computed(node, known)
+            names = [name for name in node.output if name]
+            if any(name not in known for name in names):
+                known |= zip(names, self._computed(node, known), strict=True)
         return known
 
-    def _computed(self, node: Any, known: dict[str, _Tensor]) -> _Tensor:
+    def _computed(self, node: Any, known: dict[str, _Tensor]) -> Sequence[_Tensor]:
         op = node.op_type
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         missing = [name for name in node.input if name and name not in known]
         if missing:
             raise NotImplementedError(
@@ -348,27 +380,51 @@ class Graph:
             )
         operands = [known[name] if name else None for name in node.input]
         with self._named():
-            if op not in _LAZY and all(x is None or x.value is not None for x in operands):
-                return self._fixed(node, [None if x is None else x.value for x in operands])
-            if node.domain in ("", "ai.onnx"):
-                if op == "Shape":
-                    return self._fixed(node, [np.broadcast_to(np.False_, operands[0].shape)])
-                if op in _ELEMENTWISE and not attributes:
-                    return _elementwise(_ELEMENTWISE[op], operands)
-                if op in _WITH_ATTRIBUTES:
-                    return _elementwise(_WITH_ATTRIBUTES[op](attributes), operands)
-                if op in _SHAPES:
-                    return _SHAPES[op](operands, attributes)
-            if all(x is None or x.is_fixed for x in operands):
-                return self._fixed(node, [None if x is None else _known(x) for x in operands])
+            try:
+                found = self._results(node, operands)
+            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                if isinstance(error, NotImplementedError):
+                    raise
+                shapes = ", ".join(str(x.shape) for x in operands if x is not None)
+                raise ValueError(f"{self._name}: {op} of shapes {shapes}: {error}") from error
+        if found is not None:
+            return found
         domain = f"{node.domain}::" if node.domain else ""
         raise NotImplementedError(
             f"{self._name}: {domain}{op} of scores, which no program can compute pair by pair; "
             f"expected one of {', '.join(sorted({*_ELEMENTWISE, *_WITH_ATTRIBUTES}))}"
         )
 
-    def _fixed(self, node: Any, operands: Sequence[Any]) -> _Tensor:
-        """A node that does not depend on scores, by ONNX's evaluator."""
+    def _results(self, node: Any, operands: Sequence[Any]) -> Sequence[_Tensor] | None:
+        """The outputs of a node, or None if no program can compute them."""
+        op = node.op_type
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        given = [x for x in operands if x is not None]
+        types = {x.value.dtype for x in given if x.value is not None} - _TYPES
+        is_fixed = all(x.is_fixed for x in given)
+        if types and not is_fixed:
+            raise _Unknown(f"{op} of {types.pop()} beside scores, which programs do not have")
+        if types or (op not in _LAZY and all(x.value is not None for x in given)):
+            return self._fixed(node, [None if x is None else _known(x) for x in operands])
+        if node.domain in ("", "ai.onnx"):
+            if op == "Shape":
+                return self._fixed(node, [np.broadcast_to(np.False_, operands[0].shape)])
+            if op in _ELEMENTWISE and not attributes:
+                return [_elementwise(_ELEMENTWISE[op], operands)]
+            if op in _WITH_ATTRIBUTES:
+                return [_elementwise(_WITH_ATTRIBUTES[op](attributes), operands)]
+            if op in _SHAPES:
+                return [_SHAPES[op](operands, attributes)]
+        if is_fixed:
+            return self._fixed(node, [None if x is None else _known(x) for x in operands])
+        if op in _ELEMENTWISE and attributes:
+            raise _Unknown(
+                f"{op} with the attribute {next(iter(attributes))}, which is no longer one"
+            )
+        return None
+
+    def _fixed(self, node: Any, operands: Sequence[Any]) -> Sequence[_Tensor]:
+        """The named outputs of a node without scores, by ONNX's evaluator."""
         graph = helper.make_graph(
             [node],
             self._name,
@@ -379,7 +435,7 @@ class Graph:
         evaluator = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets))
         given = {n: x for n, x in zip(node.input, operands, strict=True) if n}
         results: Any = evaluator.run(None, given)
-        return _constant(results[0])
+        return [_constant(x) for x in results]
 
 
 # ------------------------------------------------------------------------------- score_mod
@@ -392,16 +448,7 @@ def _score_program(
     graph = Graph("score_mod", onnx.GraphProto.FromString(text), dict(opsets), shape)
 
     def score_mod(score: Any, b: Any, h: Any, q: Any, k: Any, *tables: Any) -> Any:
-        pair = tuple(0 if n == 1 else i for n, i in zip(shape, (b, h, q, k), strict=True))
-
-        def scores(at: Index) -> Any:
-            if any(i is not own for i, own in zip(at, pair, strict=True)):
-                raise NotImplementedError(
-                    "score_mod: scores of another pair than that of the result"
-                )
-            return score
-
-        return graph.element(scores, tables, pair)
+        return graph.element(score, tables, (b, h, q, k))
 
     tables = tuple(graph.tables.values())
     return sdpa.score_program(score_mod, tables), tables
@@ -416,6 +463,20 @@ def score_options(graph: Any, opsets: dict[str, int], shape: tuple[int, ...]) ->
 # ------------------------------------------------------------------------------- prob_mod
 
 
+def _refuse(got: str) -> Any:
+    raise NotImplementedError(
+        f"prob_mod: expected a constant times the probabilities, got {got}; what depends on "
+        "the probabilities of a pair in another way needs all of them in memory"
+    )
+
+
+class _Place:
+    """An index of the probability, of which a Range makes a number."""
+
+    def __mul__(self, x: Any) -> Any:
+        _refuse("a Range of positions")
+
+
 class _Multiple:
     """A constant times a probability: all that prob_mod may be."""
 
@@ -424,34 +485,28 @@ class _Multiple:
 
     def __mul__(self, x: Any) -> _Multiple:
         if isinstance(x, _Multiple):
-            self._refuse("a product of two")
+            _refuse("a product of two")
         return _Multiple(self.factor * float(x))
 
     __rmul__ = __mul__
 
     def __truediv__(self, x: Any) -> _Multiple:
         if isinstance(x, _Multiple):
-            self._refuse("a quotient of two")
+            _refuse("a quotient of two")
         return _Multiple(self.factor / float(x))
 
     def __neg__(self) -> _Multiple:
         return _Multiple(-self.factor)
-
-    def _refuse(self, got: str) -> Any:
-        raise NotImplementedError(
-            f"prob_mod: expected a constant times the probabilities, got {got}; what depends on "
-            "the probabilities of a pair in another way needs all of them in memory"
-        )
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **_: Any) -> Any:
         if ufunc is np.multiply:
             return self * inputs[1 if inputs[0] is self else 0]
         if ufunc is np.divide and isinstance(inputs[0], _Multiple):
             return self / inputs[1]
-        return self._refuse(f"np.{ufunc.__name__}")
+        return _refuse(f"np.{ufunc.__name__}")
 
     def __array_function__(self, function: Any, *_: Any) -> Any:
-        return self._refuse(f"np.{function.__name__}")
+        return _refuse(f"np.{function.__name__}")
 
 
 def probability_factor(graph: Any, opsets: dict[str, int], shape: tuple[int, ...]) -> float:
@@ -460,10 +515,10 @@ def probability_factor(graph: Any, opsets: dict[str, int], shape: tuple[int, ...
     one = _Multiple(1.0)
     try:
         if found.tables:
-            one._refuse(f"a graph with the table {next(iter(found.tables))}")
-        result = found.element(lambda at: one, (), (0, 0, 0, 0))
+            _refuse(f"a graph with the table {next(iter(found.tables))}")
+        result = found.element(one, (), [_Place() for _ in shape])
     except TypeError as error:
-        one._refuse(str(error))
+        _refuse(str(error))
     if not isinstance(result, _Multiple):
-        one._refuse("a constant")
+        _refuse("a constant")
     return float(result.factor)

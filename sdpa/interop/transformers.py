@@ -319,7 +319,7 @@ def c_attention(
     if ours["dropout_p"]:
         ours["rng"] = int(torch.randint(2**63 - 1, ()))  # the same for out and weights
     weights = attention_weights(query, key, **ours) if others.get("output_attentions") else None
-    if ours["attn_mask"] is None or n_q == 1:
+    if ours["attn_mask"] is None or n_q == 1 or n_k == 0:
         out = attention(query, key, value, **ours)
     else:
         out, lse = attention_forward(query, key, value, **ours)

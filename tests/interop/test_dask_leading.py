@@ -180,6 +180,35 @@ def test_broadcasting(case, rng):
         close(getattr(made, name).compute(), getattr(true, name), 1e-11)
 
 
+@pytest.mark.parametrize("shared", ["key", "value"])
+def test_keys_or_values_alone_in_common(shared, rng, tmp_path):
+    """One array cannot hold both gradients."""
+    x = operands(rng)
+    x[shared] = x[shared][0, :1]
+    expected = sdpa.attention_forward(*x.values())
+    grad_out = normal(rng, expected.out.shape, np.float64)
+    given = cut(grad_out, 1, 2), *x.values(), *expected
+    true = sdpa.attention_backward(grad_out, *x.values(), *expected)
+    into = {
+        name: zarr.create_array(tmp_path / name, shape=a.shape, dtype=a.dtype, chunks=(1,) * a.ndim)
+        for name, a in x.items()
+    }
+    lazy.attention_backward(*given, into=into).compute()
+    made = lazy.attention_backward(*given)
+    for name in NAMES:
+        close(getattr(made, name).compute(), getattr(true, name), 1e-11)
+        close(into[name][...], getattr(true, name), 1e-11)
+
+
+def test_gradients_of_an_empty_batch(rng):
+    """What all of it has in common keeps its shape, and its gradient is 0."""
+    x = operands(rng, batch=(0,), k_batch=(1,))
+    expected = sdpa.attention_forward(*x.values())
+    made = lazy.attention_backward(expected.out, *x.values(), *expected)
+    for name in NAMES:
+        np.testing.assert_array_equal(getattr(made, name).compute(), np.zeros(x[name].shape))
+
+
 @pytest.mark.parametrize("chunks", HEADS.values(), ids=HEADS)
 def test_gradients_of_grouped_heads(chunks, rng):
     x = operands(rng, heads=6, k_heads=2)

@@ -268,6 +268,16 @@ def test_the_mask_carries_its_pattern(pattern, rows, place):
         torch.testing.assert_close(found, expected, **CLOSE)
 
 
+def test_no_keys():
+    """As eager: nothing is the sum of nothing."""
+    q = torch.randn(2, 1, 3, 8)
+    out, weights = c_attention(
+        torch.nn.Module(), q, q[:, :, :0], q[:, :, :0], q[:, :, :, :0], output_attentions=True
+    )
+    assert torch.equal(out, torch.zeros(2, 3, 1, 8))
+    assert weights.shape == (2, 1, 3, 0)
+
+
 def test_a_mask_for_other_lengths_is_broadcast_as_eagers():
     _, ours = both_masks("causal", "left", "token")
     q, k = torch.randn(2, 1, 3, 8), torch.randn(2, 1, 6, 8)

@@ -291,7 +291,9 @@ def attention_backward(
     into = gradient_targets(into, needs, call, operands | inputs_of(call))
     given = leading.arrays | {name: x for name, x in operands.items() if x is not None}
     found, flags = {}, []
-    for names in (("query",), ("key", "value")):
+    # One task computes both, as columns of one array, where they have their rows in common.
+    is_pair = call.keys.shape[:-1] == call.values.shape[:-1]
+    for names in (("query",), *([("key", "value")] if is_pair else [("key",), ("value",)])):
         wanted = {name: operands[name] for name in names if name in needs}
         if not wanted:
             continue
@@ -349,7 +351,6 @@ class _Backward(NamedTuple):
             arrays[ROW_TERMS] = self._row_terms(call, task, stores, arrays, given)
         work = Gradients(task, stores, tuple(arrays), self.wanted, list(targets.values()))
         numbers = numbers_of(len(first.shape), first.axis, len(sizes))
-        # Gradients of keys and values are columns of one array, so that one task computes both.
         width = sum(call.operand(name).shape[-1] for name in self.wanted)
         columns, kind = chunks_of((*first.shape[:-1], width), first.axis, sizes), first.dtype
         if self.into:

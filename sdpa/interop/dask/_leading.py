@@ -150,6 +150,8 @@ class Leading:
         """The part of an array that belongs to a block of the result's leading axes."""
         parts = [slice(0, int(n)) for n in x.shape]
         for axis, own in self.axes(name, len(x.shape)).items():
+            if parts[own].stop == 1:  # also of a result without entries
+                continue
             share = self.share(name, x, axis)
             parts[own] = slice(block[axis].start // share, -(-block[axis].stop // share))
         return tuple(parts)

@@ -101,14 +101,18 @@ def _check_input(layer: Definition, name: str, x: Array, width: int) -> None:
         )
 
 
-def _checked_parameters(layer: Definition, parameters: Mapping[str, ArrayLike]) -> dict[str, Array]:
-    shapes = layer._shapes()
+def check_names(layer: Definition, parameters: Any) -> None:
+    """Raise an exception unless these are the names of the layer's parameters."""
+    names = sorted(layer._shapes())
     if not isinstance(parameters, Mapping):
-        raise TypeError(
-            f"parameters: expected a mapping of {sorted(shapes)}, got {type(parameters)}"
-        )
-    if set(parameters) != set(shapes):
-        raise ValueError(f"parameters: expected {sorted(shapes)}, got {sorted(parameters)}")
+        raise TypeError(f"parameters: expected a mapping of {names}, got {type(parameters)}")
+    if sorted(parameters) != names:
+        raise ValueError(f"parameters: expected {names}, got {sorted(parameters)}")
+
+
+def _checked_parameters(layer: Definition, parameters: Mapping[str, ArrayLike]) -> dict[str, Array]:
+    check_names(layer, parameters)
+    shapes = layer._shapes()
     names = {f"parameters[{name!r}]": parameters[name] for name in shapes}
     given = dict(zip(shapes, arrays(**names), strict=True))
     for name, y in given.items():

@@ -1,5 +1,7 @@
 """The other mechanisms through autograd: its own checks to second order, values, types."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ pytest.importorskip("autograd", reason="needs autograd: pip install '.[autograd]
 import autograd.numpy as anp
 from autograd import grad, make_jvp, make_vjp
 from autograd.test_util import check_grads
+from support.calls import message
 from support.helpers import assert_same_bits, native
 
 import sdpa
@@ -223,6 +226,63 @@ def test_multi_head_attention(rng, name):
     for got, true in pairs:
         np.testing.assert_allclose(got, true, rtol=0, atol=1e-12 * abs(true).max())
     check_grads(f, every, modes=["fwd", "rev"], order=2)(*arguments)
+
+
+@pytest.mark.parametrize("name", ["w_query", "b_out"])
+def test_a_layer_needs_all_of_its_parameters(name):
+    """Without a bias the layer would be another one."""
+    layer = sdpa.MultiHeadAttention(4, 2, bias=True, dtype=np.float64, rng=1)
+    given = {n: x for n, x in layer.parameters.items() if n != name}
+    expected = message(ValueError, layer.forward, np.ones((3, 4)), parameters=given)
+    assert expected.startswith("parameters: expected ['b_key', ")
+    call = partial(interop.multi_head_attention, layer, x=np.ones((3, 4)))
+    assert message(ValueError, call, given) == expected
+    grads = grad(lambda p: anp.sum(call(p)))
+    assert message(ValueError, grads, given) == expected
+
+
+@pytest.mark.parametrize("name", ["scale", "enable_gqa"])
+def test_what_the_layer_defines_is_no_option(name):
+    layer, x = sdpa.MultiHeadAttention(4, 2, dtype=np.float64, rng=1), np.ones((3, 4))
+    call = partial(interop.multi_head_attention, layer, layer.parameters, x)
+    text = f"multi_head_attention() got an unexpected keyword argument '{name}'"
+    assert message(TypeError, call, **{name: 2.0}).startswith(text)
+
+
+@pytest.mark.parametrize("name", ["x", "context"])
+def test_a_layer_needs_rows(name):
+    layer = sdpa.MultiHeadAttention(4, 2, dtype=np.float64, rng=1)
+    given = {"x": np.ones((3, 4))} | {name: np.ones(4)}
+    text = message(ValueError, interop.multi_head_attention, layer, layer.parameters, **given)
+    assert text == f"{name}: expected at least two axes, (..., L, 4), got (4,); write {name}[None]"
+
+
+KEYWORDS = {
+    "softmax": (lambda x: interop.softmax(x=x), lambda x: interop.softmax(x)),
+    "log_softmax": (lambda x: interop.log_softmax(x=x), lambda x: interop.log_softmax(x)),
+    "rotary_embedding": (
+        lambda x: interop.rotary_embedding(x=x, positions=[0, 1, 2, 3, 4, 5, 6, 7]),
+        lambda x: interop.rotary_embedding(x, [0, 1, 2, 3, 4, 5, 6, 7]),
+    ),
+    "t5_relative": (
+        lambda x: interop.t5_relative(table=x, query_length=2, key_length=3),
+        lambda x: interop.t5_relative(x, 2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEYWORDS)
+def test_arguments_may_be_given_by_name(rng, name):
+    x = rng.standard_normal((8, 2))
+    named, placed = ((lambda x, f=f: anp.sum(f(x) ** 2)) for f in KEYWORDS[name])
+    np.testing.assert_array_equal(grad(named)(x), grad(placed)(x))
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_a_temperature_is_a_constant(name):
+    function = getattr(interop, name)
+    call = grad(lambda t: anp.sum(function(np.ones(3), temperature=t)))
+    assert message(TypeError, call, 2.0).startswith("temperature: expected a finite number, got ")
 
 
 def test_errors_are_those_of_the_library():

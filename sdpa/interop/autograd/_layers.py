@@ -9,9 +9,12 @@ import autograd.numpy as anp
 import numpy as np
 
 import sdpa
+from sdpa._arguments import checked_options, checked_rows
+from sdpa._options import LayerOptions
 from sdpa.interop.autograd._attention import attention
+from sdpa.interop.autograd._modes import plain
 from sdpa.interop.autograd._scores import rotary_embedding
-from sdpa.mechanisms._multi_head_arguments import positions_of
+from sdpa.mechanisms._multi_head_arguments import check_names, positions_of
 
 __all__ = ["multi_head_attention"]
 
@@ -48,10 +51,9 @@ def multi_head_attention(
 
     Raises
     ------
-    KeyError
-        A parameter is missing.
     TypeError, ValueError
-        As `sdpa.attention` and NumPy's matrix product.
+        As `sdpa.attention` and NumPy's matrix product; also if the parameters have other names than
+        the layer's, or if an option is not one of the layer.
 
     Examples
     --------
@@ -64,6 +66,11 @@ def multi_head_attention(
     >>> for name in gradient:
     ...     layer.parameters[name] -= 0.1 * gradient[name]
     """
+    options = checked_options(multi_head_attention, options, LayerOptions.__annotations__)
+    check_names(layer, plain(parameters))
+    for name, y, width in (("x", x, layer.d_model), ("context", context, layer.d_context)):
+        if y is not None:
+            checked_rows(name, np.asarray(plain(y)), f"L, {width}")
     source = x if context is None else context
     context_rows = None if context is None else anp.shape(context)[:-1]
     given = (None if y is None else np.asarray(y) for y in (positions, context_positions))

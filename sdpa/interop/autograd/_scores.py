@@ -293,7 +293,6 @@ def shaw_attention(
 # ------------------------------------------------------------------------------ positions
 
 
-@primitive
 def rotary_embedding(x: Any, positions: Any, **options: Any) -> Any:
     """`sdpa.rotary_embedding`, differentiable in x, of which it is a linear function.
 
@@ -306,29 +305,32 @@ def rotary_embedding(x: Any, positions: Any, **options: Any) -> Any:
     >>> grad(lambda x: out(x)[0, 1])(np.ones((1, 2))).round(12)
     array([[1., 0.]])
     """
-    return sdpa.rotary_embedding(x, positions, **options)
+    return _rotary_embedding(x, options | {"positions": positions})
 
 
 @primitive
-def _rotary_embedding_backward(g: Any, positions: Any, like: Any, options: Any) -> Any:
-    return sdpa.rotary_embedding_backward(np.asarray(g, like), positions, **options)
+def _rotary_embedding(x: Any, options: Any) -> Any:
+    return sdpa.rotary_embedding(x, **options)
+
+
+@primitive
+def _rotary_embedding_backward(g: Any, like: Any, options: Any) -> Any:
+    return sdpa.rotary_embedding_backward(np.asarray(g, like), **options)
 
 
 defvjp(
-    rotary_embedding,
-    lambda ans, x, positions, **options: (
-        lambda g: _rotary_embedding_backward(g, positions, anp.result_type(x), options)
-    ),
+    _rotary_embedding,
+    lambda ans, x, options: lambda g: _rotary_embedding_backward(g, anp.result_type(x), options),
     argnums=(0,),
 )
 defjvp(
-    rotary_embedding,
-    lambda t, ans, x, positions, **options: rotary_embedding(t, positions, **options),
+    _rotary_embedding,
+    lambda t, ans, x, options: _rotary_embedding(t, options),
     argnums=(0,),
 )
 defvjp(
     _rotary_embedding_backward,
-    lambda ans, g, positions, like, options: lambda gg: rotary_embedding(gg, positions, **options),
+    lambda ans, g, like, options: lambda gg: _rotary_embedding(gg, options),
     argnums=(0,),
 )
 defjvp(
@@ -338,7 +340,6 @@ defjvp(
 )
 
 
-@primitive
 def t5_relative(table: Any, query_length: int, key_length: int, **options: Any) -> Any:
     """`sdpa.bias.t5_relative`, differentiable in table, of which it is a linear function.
 
@@ -354,6 +355,11 @@ def t5_relative(table: Any, query_length: int, key_length: int, **options: Any) 
     >>> grad(total)(np.zeros((8, 1))).ravel()  # how many pairs each bucket has
     array([2., 1., 0., 0., 0., 2., 2., 5.])
     """
+    return _t5_relative(table, query_length, key_length, options)
+
+
+@primitive
+def _t5_relative(table: Any, query_length: int, key_length: int, options: Any) -> Any:
     return sdpa.bias.t5_relative(table, query_length, key_length, **options)
 
 
@@ -363,21 +369,21 @@ def _t5_relative_backward(g: Any, like: Any, num_buckets: int, options: Any) -> 
 
 
 defvjp(
-    t5_relative,
-    lambda ans, table, n_q, n_k, **options: (
+    _t5_relative,
+    lambda ans, table, n_q, n_k, options: (
         lambda g: _t5_relative_backward(g, anp.result_type(table), anp.shape(table)[0], options)
     ),
     argnums=(0,),
 )
 defjvp(
-    t5_relative,
-    lambda t, ans, table, n_q, n_k, **options: t5_relative(t, n_q, n_k, **options),
+    _t5_relative,
+    lambda t, ans, table, n_q, n_k, options: _t5_relative(t, n_q, n_k, options),
     argnums=(0,),
 )
 defvjp(
     _t5_relative_backward,
     lambda ans, g, like, num_buckets, options: (
-        lambda gg: t5_relative(gg, *anp.shape(g)[-2:], **options)
+        lambda gg: _t5_relative(gg, *anp.shape(g)[-2:], options)
     ),
     argnums=(0,),
 )

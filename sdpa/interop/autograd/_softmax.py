@@ -15,7 +15,6 @@ from sdpa.interop.autograd._modes import Function, jvp_of, plain, vjp_of
 __all__ = ["log_softmax", "logsumexp", "softmax"]
 
 
-@primitive
 def softmax(x: Any, axis: Any = -1, *, temperature: float = 1.0, where: Any = None) -> Any:
     """`sdpa.softmax`, differentiable in x; the other arguments are constants.
 
@@ -27,10 +26,9 @@ def softmax(x: Any, axis: Any = -1, *, temperature: float = 1.0, where: Any = No
     >>> grad(lambda x: softmax(x)[0])(np.zeros(2))
     array([ 0.25, -0.25])
     """
-    return sdpa.softmax(x, axis, temperature=temperature, where=where)
+    return _softmax(x, axis, temperature=temperature, where=where)
 
 
-@primitive
 def log_softmax(x: Any, axis: Any = -1, *, temperature: float = 1.0, where: Any = None) -> Any:
     """`sdpa.log_softmax`, differentiable in x; the other arguments are constants.
 
@@ -42,7 +40,7 @@ def log_softmax(x: Any, axis: Any = -1, *, temperature: float = 1.0, where: Any 
     >>> grad(lambda x: log_softmax(x)[0])(np.zeros(2))
     array([ 0.5, -0.5])
     """
-    return sdpa.log_softmax(x, axis, temperature=temperature, where=where)
+    return _log_softmax(x, axis, temperature=temperature, where=where)
 
 
 def logsumexp(
@@ -62,6 +60,19 @@ def logsumexp(
         return _logsumexp(x, axis, where, keepdims)
     zeros = _weighted.common(*(_weighted.operand(n, plain(y)) for n, y in (("x", x), ("b", b))))
     return _weighted_logsumexp(x + zeros, b + zeros, axis, where, keepdims)
+
+
+# Of a primitive's arguments autograd sees those by place as variables, and no keywords.
+
+
+@primitive
+def _softmax(x: Any, axis: Any, **options: Any) -> Any:
+    return sdpa.softmax(x, axis, **options)
+
+
+@primitive
+def _log_softmax(x: Any, axis: Any, **options: Any) -> Any:
+    return sdpa.log_softmax(x, axis, **options)
 
 
 @primitive
@@ -99,9 +110,9 @@ def _composed_log_softmax_backward(g: Any, log_p: Any, axis: Any, temperature: f
     return (g - anp.exp(log_p) * anp.sum(g, axis=axis, keepdims=True)) / temperature
 
 
-def _log_softmax_jvp(t: Any, log_p: Any, x: Any, axis: Any = -1, **options: Any) -> Any:
+def _log_softmax_jvp(t: Any, log_p: Any, x: Any, axis: Any, temperature: float, where: Any) -> Any:
     left_out = plain(log_p) == -np.inf
-    t = anp.where(left_out, 0, t) / options.get("temperature", 1.0)
+    t = anp.where(left_out, 0, t) / temperature
     return anp.where(left_out, 0, t - anp.sum(anp.exp(log_p) * t, axis=axis, keepdims=True))
 
 
@@ -155,24 +166,20 @@ def _weighted_derivatives(of: str) -> tuple[Function, Function]:
 
 
 defvjp(
-    softmax,
-    lambda p, x, axis=-1, *, temperature=1.0, where=None: (
-        lambda g: _softmax_backward(g, p, axis, temperature)
-    ),
+    _softmax,
+    lambda p, x, axis, temperature, where: lambda g: _softmax_backward(g, p, axis, temperature),
 )
 defjvp(
-    softmax,
-    lambda t, p, x, axis=-1, *, temperature=1.0, where=None: _softmax_backward(
-        t, p, axis, temperature
-    ),
+    _softmax,
+    lambda t, p, x, axis, temperature, where: _softmax_backward(t, p, axis, temperature),
 )
 defvjp(
-    log_softmax,
-    lambda log_p, x, axis=-1, *, temperature=1.0, where=None: (
+    _log_softmax,
+    lambda log_p, x, axis, temperature, where: (
         lambda g: _log_softmax_backward(g, log_p, axis, temperature)
     ),
 )
-defjvp(log_softmax, _log_softmax_jvp)
+defjvp(_log_softmax, _log_softmax_jvp)
 defvjp(
     _logsumexp,
     lambda lse, x, axis, where, keepdims: lambda g: _logsumexp_backward(g, x, lse, axis, where),

@@ -310,6 +310,16 @@ def test_a_query_without_keys_is_zero(rng):
     assert np.all(y == 0)
 
 
+@pytest.mark.parametrize("name", "KV")
+def test_batches_are_equal(rng, name):
+    """Broadcast, the scores would have another shape than the graph is told."""
+    given = dict(zip("QKV", operands(rng), strict=True))
+    given = {n: x if n == name else x[:1] for n, x in given.items()}
+    node = model().graph.node[0]
+    text = message(ValueError, Backend.run_node, node, list(given.values()))
+    assert text == f"{name}: expected Q's batch of 1, got shape {given[name].shape}"
+
+
 @pytest.mark.parametrize("name", "QKV")
 def test_axes(rng, name):
     given = dict(zip("QKV", operands(rng), strict=True))

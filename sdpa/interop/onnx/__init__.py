@@ -227,6 +227,8 @@ def _flex_attention(
     for name, x in zip("QKV", inputs, strict=True):
         if x.ndim != 4:
             raise ValueError(f"{name}: expected a tensor of four axes, got shape {x.shape}")
+        if x.shape[0] != query.shape[0]:
+            raise ValueError(f"{name}: expected Q's batch of {query.shape[0]}, got shape {x.shape}")
     shape = (*query.shape[:3], key.shape[2])
     options: dict[str, Any] = {"scale": attributes.get("scale")}
     if "score_mod" in attributes:

@@ -124,6 +124,15 @@ def test_integer_mask_is_refused(rng):
         Backend.run_node(node, [q, q, q, np.ones((2, 2), np.int64)])
 
 
+@pytest.mark.parametrize("kind", [np.complex64, "<U1"])
+def test_masks_of_other_types_are_refused(rng, kind):
+    """The imaginary part would be lost."""
+    q = rng.standard_normal((1, 1, 2, 4)).astype(np.float32)
+    node = helper.make_node("Attention", ["q", "k", "v", "m"], ["y"])
+    text = message(TypeError, Backend.run_node, node, [q, q, q, np.ones((2, 2), kind)])
+    assert text == f"attn_mask: expected bool or floating point, got {np.dtype(kind)}"
+
+
 def test_lengths_of_any_integer_type(rng):
     """They become int64 before Lq is subtracted from them."""
     q, k = (rng.standard_normal((2, 1, n, 4)).astype(np.float32) for n in (5, 7))
@@ -285,6 +294,20 @@ def test_a_model_counts_its_arrays(rng):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=10)
     prepared = Backend.prepare(model)
     assert message(ValueError, prepared.run, [q]) == "inputs: expected 3 arrays, got 1"
+
+
+def test_sparse_initializers_are_refused(rng):
+    shapes = dict.fromkeys((*QKV, "y"), (1, 2, 3, 3))
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
+    parts = numpy_helper.from_array(np.float32([-5]), "m"), numpy_helper.from_array(np.array([4]))
+    graph = helper.make_graph(
+        [attention_node((*QKV, "m"))], "graph", infos[:3], infos[3:],
+        sparse_initializer=[helper.make_sparse_tensor(*parts, (3, 3))],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=10)
+    text = message(NotImplementedError, Backend.prepare, model)
+    assert text == "m: this backend has no sparse initializers"
+    assert not Backend.is_compatible(model)
 
 
 def test_the_number_of_arrays_is_that_of_the_inputs(rng):

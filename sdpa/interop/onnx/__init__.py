@@ -89,10 +89,11 @@ def _heads_first(name: str, x: Any, attribute: str, heads: int | None) -> Any:
 
 def _padded_mask(mask: Any, keys: int) -> Any:
     """The mask with its last axis extended to all keys; the added ones are masked."""
-    if mask.dtype.kind in "iu":
+    if mask.dtype != np.bool_ and mask.dtype.newbyteorder("=") not in _REALS:
+        remedy = "write attn_mask != 0 for a mask of ones and zeros"
         raise TypeError(
-            f"attn_mask: expected bool or floating point, got {mask.dtype}; "
-            "write attn_mask != 0 for a mask of ones and zeros"
+            f"attn_mask: expected bool or floating point, got {mask.dtype}"
+            + (f"; {remedy}" if mask.dtype.kind in "iu" else "")
         )
     if mask.ndim == 0 or mask.shape[-1] >= keys:
         return mask
@@ -304,6 +305,14 @@ def _check_operator(node: Any, opsets: dict[str, int]) -> None:
         raise NotImplementedError(f"{name}-{version}: this backend has the {word} {versions}")
 
 
+def _check_graph(model: Any) -> None:
+    for x in model.graph.sparse_initializer:
+        raise NotImplementedError(f"{x.values.name}: this backend has no sparse initializers")
+    opsets = _opsets_of(model)
+    for node in model.graph.node:
+        _check_operator(node, opsets)
+
+
 def _check_node(node: Any, opsets: dict[str, int]) -> None:
     """As ONNX's checker; and whether it is one of our operators."""
     context = type(onnx.checker.DEFAULT_CONTEXT)()
@@ -413,9 +422,7 @@ class Backend(_Backend):
         """Whether this can run all operators of the model, in their versions, on the device."""
         try:
             _check_device(device)
-            opsets = _opsets_of(model)
-            for node in model.graph.node:
-                _check_operator(node, opsets)
+            _check_graph(model)
         except (NotImplementedError, ValueError, defs.SchemaError):
             return False
         return True
@@ -429,15 +436,13 @@ class Backend(_Backend):
         onnx.checker.ValidationError
             If the model is not valid ONNX.
         NotImplementedError
-            If it has another operator, or a later version of one.
+            If it has another operator, or a later version of one, or a sparse initializer.
         ValueError
             If `device` is not "CPU".
         """
         _check_device(device)
         onnx.checker.check_model(model)
-        opsets = _opsets_of(model)
-        for node in model.graph.node:
-            _check_operator(node, opsets)
+        _check_graph(model)
         return BackendRep(model)
 
     @classmethod

@@ -200,6 +200,30 @@ def test_keys_or_values_alone_in_common(shared, rng, tmp_path):
         close(into[name][...], getattr(true, name), 1e-11)
 
 
+@SPLIT
+def test_chunks_without_entries(split, rng):
+    """As a selection by a boolean array leaves them, before the first key, too."""
+    x = operands(rng)
+    options = {"sinks": np.linspace(-1, 1, 4), "is_causal": True}
+    chunks = ((0, 2, 1), (4, 0), (0, 7, 0, None), (None,))
+    arrays = {
+        name: da.from_array(a, -1).rechunk(
+            tuple((*c[:-1], n - sum(c[:-1])) for c, n in zip(chunks, a.shape, strict=True))
+        )
+        for name, a in x.items()
+    }
+    made = lazy.attention(*arrays.values(), split=split, return_lse=True, **options)
+    expected = sdpa.attention_forward(*x.values(), **options)
+    for actual, true in zip(made, expected, strict=True):
+        close(actual.compute(), true)
+    grad_out = normal(rng, expected.out.shape, np.float64)
+    whole = {name: a.rechunk({2: -1}) for name, a in arrays.items()}
+    grads = lazy.attention_backward(grad_out, *whole.values(), *expected, **options)
+    true = sdpa.attention_backward(grad_out, *x.values(), *expected, **options)
+    for name in NAMES:
+        close(getattr(grads, name).compute(), getattr(true, name), 1e-11)
+
+
 def test_gradients_of_an_empty_batch(rng):
     """What all of it has in common keeps its shape, and its gradient is 0."""
     x = operands(rng, batch=(0,), k_batch=(1,))

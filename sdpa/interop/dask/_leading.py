@@ -157,7 +157,11 @@ class Leading:
         return tuple(parts)
 
     def part(self, name: str, x: Any, block: Parts) -> Any:
-        return part_of(x, self.parts(name, x, block))
+        found = part_of(x, self.parts(name, x, block))
+        if isinstance(found, da.Array):  # chunks without entries would be blocks of their own
+            own = self.axes(name, found.ndim).values()
+            found = found.rechunk({axis: -1 for axis in own if 0 in found.chunks[axis]})
+        return found
 
     def options_of(self, block: Parts) -> dict[str, Any]:
         """The options of the call for a block."""

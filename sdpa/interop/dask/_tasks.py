@@ -138,7 +138,7 @@ class Pair:
         )
         query, task = self.task.query(q, rows), self.task.with_options(given)
         call = blocks.BlockProblem(blocks.attend, query, key, value, task.own_options())
-        first, q = columns.start == 0, query.block
+        first, q = int(j[0]) == 0, query.block  # by its number, as an empty block may lie before
         nothing = call.read(rows, NO_KEYS)
         result = call.forward(rows, NO_KEYS, q, *nothing, first=first)
         if call.whole.sees(rows, columns):

@@ -7,7 +7,7 @@ computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -56,11 +56,7 @@ class Operand:
             # An array of another library, which must lie on the CPU.
             _core._arrays(**{name: source[(slice(0, 0),) * len(source.shape)]})
         self.dtype: np.dtype[Any] = dtype
-        if any(n != n for n in self.source.shape):
-            raise ValueError(
-                f"{name}: expected known lengths, got shape {tuple(self.source.shape)}; those of a "
-                "Dask array are found by its compute_chunk_sizes()"
-            )
+        check_known(name, self.source.shape)
         self.shape: tuple[int, ...] = tuple(int(n) for n in self.source.shape)
 
     @property
@@ -98,6 +94,15 @@ class Operand:
                 f"got {block.shape} of {block.dtype}"
             )
         return block
+
+
+def check_known(name: str, shape: Sequence[Any]) -> None:
+    """Raise a ValueError for a shape of Dask's that is known only once it is computed."""
+    if any(n != n for n in shape):
+        raise ValueError(
+            f"{name}: expected known lengths, got shape {tuple(shape)}; those of a Dask array are "
+            "found by its compute_chunk_sizes()"
+        )
 
 
 def _dtype(source: Any) -> np.dtype[Any] | None:

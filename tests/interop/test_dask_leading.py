@@ -200,6 +200,17 @@ def test_keys_or_values_alone_in_common(shared, rng, tmp_path):
         close(into[name][...], getattr(true, name), 1e-11)
 
 
+def test_options_have_known_lengths(rng):
+    lengths = da.from_array(np.array([3, 5]))
+    text = message(
+        ValueError, lazy.attention, *operands(rng).values(), key_lengths=lengths[lengths > 0]
+    )
+    assert text == (
+        "key_lengths: expected known lengths, got shape (nan,); those of a Dask array are found by "
+        "its compute_chunk_sizes()"
+    )
+
+
 @SPLIT
 def test_chunks_without_entries(split, rng):
     """As a selection by a boolean array leaves them, before the first key, too."""

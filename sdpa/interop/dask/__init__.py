@@ -30,6 +30,7 @@ import numpy as np
 from sdpa import _arguments, _core, _warnings, blocks
 from sdpa._arguments import checked_needs
 from sdpa._options import BlockOptions
+from sdpa._stream import check_known
 from sdpa._table import OPERANDS
 from sdpa.interop.dask._chunks import (
     bounds_of,
@@ -385,6 +386,9 @@ def _with_stand_ins(options: Mapping[str, Any]) -> dict[str, Any]:
                     f"{name}[{i}]: expected an array in memory, of which every task gets all, got "
                     "a Dask array; pass its compute()"
                 )
+    for name, x in options.items():
+        if isinstance(x, da.Array):
+            check_known(name, x.shape)
     return {
         name: np.broadcast_to(np.zeros((), x.dtype), x.shape)
         if isinstance(x, da.Array) and name not in MASKS

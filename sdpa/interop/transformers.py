@@ -151,7 +151,7 @@ def _built(x: Any) -> Any:
 
 def _parts(mask_function: Any) -> list[Any]:
     """The function and those that it combines, which are hidden while a graph is traced."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not inspect.isfunction(mask_function):
         return [mask_function]
     return [
         mask_function,
@@ -159,8 +159,8 @@ def _parts(mask_function: Any) -> list[Any]:
     ]
 
 
-def _names(mask_function: Any) -> list[str]:
-    return [part.__qualname__ for part in _parts(mask_function)]
+def _names(mask_function: Any) -> list[str | None]:
+    return [getattr(part, "__qualname__", None) for part in _parts(mask_function)]
 
 
 _BIDIRECTIONAL = getattr(masking_utils, "bidirectional_mask_function", None)
@@ -184,8 +184,8 @@ def _options(mask_function: Any) -> dict[str, Any] | None:
     if _names(mask_function) not in _WINDOWS:
         return None
     width = inspect.getclosurevars(_parts(mask_function)[1]).nonlocals["sliding_window"]
-    if _names(mask_function) == _WINDOWS[0]:  # the width counts the query's own key
-        return {"is_causal": "lower_right", "window": (width - 1, None)}
+    if _names(mask_function) == _WINDOWS[0]:  # the width counts the query's own key; 0 hides it
+        return {"is_causal": "lower_right", "window": (width - 1, None)} if width > 0 else None
     return {"window": (width, width)}
 
 

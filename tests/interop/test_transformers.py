@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from functools import partial
 
 import pytest
 
@@ -196,6 +197,9 @@ PATTERNS = {
         MASKING.causal_mask_function, lambda batch, head, query, key: key < 2
     ),
 }
+PATTERNS["a callable"] = partial(PATTERNS["prefix"])
+PATTERNS["with a callable"] = MASKING.and_masks(PATTERNS["causal"], PATTERNS["a callable"])
+PATTERNS["window of nothing"] = MASKING.sliding_window_causal_mask_function(0)
 if hasattr(MASKING, "sliding_window_bidirectional_mask_function"):
     PATTERNS["window of both sides"] = MASKING.sliding_window_bidirectional_mask_function(2)
 ROWS = {

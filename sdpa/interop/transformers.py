@@ -118,7 +118,8 @@ class _Mask(torch.Tensor):
         kwargs = kwargs or {}
         if func not in _METADATA:
             name = func.__name__
-            if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+            in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+            if isinstance(args[0] if in_place and args else kwargs.get("out"), _Mask):
                 raise NotImplementedError(
                     f"attention_mask: expected to stay as it is with {NAME}, got {name}; change a "
                     "clone of it"

@@ -290,13 +290,20 @@ def test_a_mask_for_other_lengths_is_broadcast_as_eagers():
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("change", ["[0] = 1", ".masked_fill_(torch.tensor(True), 1.0)"])
-def test_the_mask_is_not_changed_in_place(change):
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ("mask[0] = 1", "__setitem__"),
+        ("mask.masked_fill_(torch.tensor(True), 1.0)", "masked_fill_"),
+        ("mask += 1", "add_"),
+        ("torch.add(torch.zeros(2, 1, 6, 6), 1, out=mask)", "add"),
+    ],
+)
+def test_the_mask_is_not_changed_in_place(change, name):
     """A change of what was built would be lost."""
     _, mask = both_masks("causal", "none", "prompt")
     with pytest.raises(NotImplementedError) as raised:
-        exec(f"mask{change}", {"mask": mask, "torch": torch})
-    name = "__setitem__" if "=" in change else "masked_fill_"
+        exec(change, {"mask": mask, "torch": torch})
     assert str(raised.value) == (
         f"attention_mask: expected to stay as it is with c_attention, got {name}; change a clone "
         "of it"
@@ -304,6 +311,15 @@ def test_the_mask_is_not_changed_in_place(change):
     clone = mask.clone()
     clone[0] = 1
     assert float(clone[0, 0, 0, 5]) == 1
+
+
+def test_other_tensors_take_the_mask():
+    """A buffer, for one, that a model fills in place."""
+    eager, mask = both_masks("causal", "left", "prompt")
+    for fill in (lambda x: x.copy_(mask), lambda x: x.__setitem__(0, mask), lambda x: x.add_(mask)):
+        buffer = torch.zeros(1, *eager.shape)
+        fill(buffer)
+        assert torch.equal(buffer[0], eager)
 
 
 @pytest.mark.parametrize("pattern", ["causal", "bidirectional", "window"])

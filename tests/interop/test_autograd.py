@@ -318,6 +318,13 @@ def test_weighted_logsumexp_to_second_order(rng, case, shape):
         )
 
 
+def test_a_row_of_weights_0_has_no_slope(rng):
+    """It has the value -inf beside rows with finite ones, of which the loss is made."""
+    x, b = rng.standard_normal((3, 4)), np.arange(12.0).reshape(3, 4)
+    b[0] = b[1, 1] = 0
+    check_grads(lambda x: interop.logsumexp(x, b=b)[1:], modes=["fwd", "rev"], order=2)(x)
+
+
 def test_weighted_logsumexp_is_that_of_the_library(rng):
     x, b = rng.standard_normal((2, 3, 4)).astype(np.float32), np.array([1, -0.5, 0, 2])
     vjp, value = make_vjp(lambda x: interop.logsumexp(x, b=b))(x)

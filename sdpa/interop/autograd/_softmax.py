@@ -130,7 +130,8 @@ def _seen(x: Any, where: Any) -> Any:
 def _composed_logsumexp_backward(g: Any, x: Any, lse: Any, axis: Any, where: Any) -> Any:
     kept = np.sum(np.zeros(anp.shape(x)), axis=axis, keepdims=True).shape
     g, lse = anp.reshape(g, kept), anp.reshape(lse, kept)
-    seen = _seen(x, where)
+    # Without the rows of weights 0, whose terms are infinite.
+    seen = _seen(x, where) & (plain(lse) > -np.inf)
     return anp.where(seen, g * anp.exp(anp.where(seen, x - lse, 0)), 0)
 
 

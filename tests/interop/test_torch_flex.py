@@ -263,6 +263,43 @@ def test_auxiliary_results(rng, bias):
         flex_attention(*x, return_lse=True, return_aux=AuxRequest())
 
 
+def test_the_largest_scores_under_transforms(rng, bias):
+    """They have a value on every level, and no derivative."""
+    q, k, v = (x.detach() for x in operands(rng))
+    bias = bias.detach()
+
+    def largest(q, bias):
+        wanted = AuxRequest(max_scores=True)
+        return flex_attention(q, k, v, relative(bias), causal, return_aux=wanted)[1].max_scores
+
+    def expected(q, bias):
+        return composed(q, k, v, relative(bias), causal)[2].amax(-1)
+
+    batch = torch.stack([q, q.cos()], 1), torch.stack([bias, bias.cos()], -1)
+    found, known = (torch.func.vmap(f, (1, -1))(*batch) for f in (largest, expected))
+    torch.testing.assert_close(found, known, **EXACT)
+    found, tangent = torch.func.jvp(largest, (q, bias), (q, bias))
+    torch.testing.assert_close(found, expected(q, bias), **EXACT)
+    grads = torch.func.grad(lambda *x: largest(*x).sum(), (0, 1))(q, bias)
+    assert not any(x.any() for x in (tangent, *grads))
+
+
+def test_the_scale_is_a_number(rng):
+    """A derivative in it is refused, not 0."""
+    x = [y.detach() for y in operands(rng)]
+
+    def f(scale):
+        return flex_attention(*x, scale=scale).sum()
+
+    half = torch.tensor(0.5)
+    assert f(half) == f(0.5)
+    for way in torch.func.grad(f), torch.func.jacfwd(f), lambda c: f(c.clone().requires_grad_()):
+        with pytest.raises(NotImplementedError, match="scale: has no derivative; pass a number"):
+            way(half)
+    with pytest.raises(TypeError, match="scale: expected a number or None, got tensor"):
+        f(torch.ones(H))
+
+
 def test_block_masks(rng):
     """create_block_mask's result, the function itself, and a mask that is its blocks alone."""
     n = 256

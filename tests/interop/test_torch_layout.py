@@ -166,6 +166,24 @@ def test_strides_without_a_batch(name, order):
         assert [x.stride() for x in found] == [x.stride() for x in expected]
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_second_derivatives_of_lse(order):
+    """They go through an attention whose values have another width than query."""
+    q, k, v, _ = operands("plain", order, torch.float64)
+
+    def tangent(lse):
+        return lambda q: torch.func.jvp(lse, (q,), (q.cos(),))[1]
+
+    found, expected = (
+        torch.func.grad(tangent(lse))(q)
+        for lse in (
+            lambda q: interop.attention_forward(q, k, v).lse.sum(),
+            lambda q: (q @ k.mT / 8**0.5).logsumexp(-1).sum(),
+        )
+    )
+    torch.testing.assert_close(found, expected)
+
+
 def test_heads_are_joined_by_a_view():
     """What a model does with the output, and with the gradient of its projections."""
     q, k, v, _ = operands("plain", "rows of heads")

@@ -148,6 +148,34 @@ def test_a_scale_of_the_user(rng):
     assert learnt.grad.shape == ()
 
 
+SOFTCAPS = {
+    "jvp": lambda f, q: lambda c: func.jvp(lambda c: f(q, c), (c,), (c,)),
+    "jvp over grad": lambda f, q: lambda c: func.jvp(lambda c: func.grad(f)(q, c), (c,), (c,)),
+    "jvp over jvp": lambda f, q: (
+        lambda c: func.jvp(lambda c: func.jvp(lambda q: f(q, c), (q,), (q,))[1], (c,), (c,))
+    ),
+    "grad over jvp": lambda f, q: func.grad(lambda c: func.jvp(lambda q: f(q, c), (q,), (q,))[1]),
+    "jacfwd": lambda f, q: func.jacfwd(lambda c: f(q, c)),
+    "jacfwd over vmap": lambda f, q: func.jacfwd(lambda c: func.vmap(f, (0, None))(q[None], c)),
+}
+
+
+@pytest.mark.parametrize("way", SOFTCAPS)
+def test_a_softcap_has_no_derivative_on_any_level(rng, way):
+    """A tangent is refused, not left out, and a softcap beside the tangents of others is taken."""
+    q, cap = normal(rng, 2, 5, 8), torch.tensor(2.0, dtype=torch.float64)
+
+    def f(q, softcap):
+        return interop.attention(q, q, q, softcap=softcap).sum()
+
+    with pytest.raises(NotImplementedError, match="softcap: has no derivative; pass a number"):
+        SOFTCAPS[way](f, q)(cap)
+    for softcap in cap, cap * 1:
+        found = func.jvp(func.grad(lambda q, c=softcap: f(q, c)), (q,), (q.cos(),))[1]
+        expected = func.jvp(func.grad(lambda q: f(q, 2.0)), (q,), (q.cos(),))[1]
+        assert torch.equal(found, expected)
+
+
 NO_SLOPES = "alibi_slopes: has no derivative; detach it, or add its bias as attn_mask"
 SLOPES = {
     "backward": lambda f, s: f(s.clone().requires_grad_()).backward(),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.autograd import Function, forward_ad
 
 import sdpa
 from sdpa import _arguments, _table
@@ -28,15 +29,35 @@ class AttentionForward(NamedTuple):
     lse: torch.Tensor
 
 
-def _number(name: str, x: Any, expected: str = "a number or None") -> Any:
-    """Return `x` as a number: itself, or a tensor of one element that needs no gradient."""
+class _Underived(Function):
+    """A tensor itself, for forward mode to meet on each of its levels."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor, _: str) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, str], output: Any) -> None:
+        ctx.name = inputs[1]
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise NotImplementedError(f"{ctx.name}: has no derivative; pass a number")
+
+
+def number(name: str, x: Any, expected: str = "a number or None") -> Any:
+    """Return `x` as a number: itself, or a tensor of one element that has no derivative."""
     if isinstance(x, _REAL):
         return x
-    if isinstance(x, torch.Tensor) and x.numel() == 1:
-        if not (x.requires_grad and torch.is_grad_enabled()):
-            return x.item()
+    if not isinstance(x, torch.Tensor) or x.numel() != 1:
+        raise TypeError(f"{name}: expected {expected}, got {x!r}")
+    if x.requires_grad and torch.is_grad_enabled():
         raise NotImplementedError(f"{name}: has no derivative; pass a number")
-    raise TypeError(f"{name}: expected {expected}, got {x!r}")
+    if forward_ad._current_level >= 0:
+        x = _Underived.apply(x, name)
+    return x.item()
 
 
 def _constant(name: str, x: Any, dtype: torch.dtype | None = None) -> torch.Tensor | None:
@@ -72,8 +93,8 @@ def _window(name: str, x: Any) -> dict[str, Any]:
 
 # {annotation: conversion} of options that are no arrays.
 _READERS: dict[str, Callable[[str, Any], Any]] = {
-    "float": lambda name, x: _number(name, x, "a number"),
-    "float | None": _number,
+    "float": lambda name, x: number(name, x, "a number"),
+    "float | None": number,
     "bool": _arguments.boolean,
     "int | None": _arguments.integer,
 }

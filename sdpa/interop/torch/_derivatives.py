@@ -172,7 +172,9 @@ def _as_attention(use: Routines, args: Sequence[Any]) -> tuple[Any, list[Any]]:
 
     Its values are the rows of the identity. The lse does not depend on values.
     """
-    stage, query, key, _, *rest = args
+    stage, *arguments = args
+    # These values are not as wide as query, whose layout the results would have.
+    query, key, _, *rest = (named(arguments) | {"like_query": False}).values()
     if stage != "weights":
         raise NotImplementedError(f"stage: only 'weights' can be differentiated, got '{stage}'")
     lse = use.forward(query, key, key[..., :0], *rest)[1]

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-import sdpa
-from sdpa.interop.torch._arrays import check_tensor, to_tensor, under_autocast
-from sdpa.interop.torch._programs import FORWARD, Call, prepared, program_of
+from sdpa.interop.torch._arrays import check_tensor, under_autocast
+from sdpa.interop.torch._attention import number
+from sdpa.interop.torch._programs import FORWARD, LARGEST_WEIGHTS, Call, program_of
 
 _WITHOUT_LENGTH = 1 << 30  # the blocks of a mask that PyTorch makes for any length
 _REASON = "flex_attention: sdpa traces its functions itself, outside of graphs; drop fullgraph=True"
@@ -112,6 +112,7 @@ def _flex_attention(
     score_program, captured = program_of(False, score_mod, query)
     mask_program, masking = program_of(True, _mask_mod(block_mask, query, key), query)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
+    scale = None if scale is None else number("scale", scale)
     options = {"scale": scale, "enable_gqa": enable_gqa}
     call = Call(score_program, mask_program, captured, len(masking), options, wants_lse)
     tensors = (query, key, value, *captured, *masking)
@@ -126,9 +127,8 @@ def _flex_attention(
 
 
 def _largest_scores(call: Call, tensors: Any, lse: torch.Tensor) -> torch.Tensor:
-    (query, key, _), options = prepared(call, tensors)
-    weights = sdpa.attention_statistics(query, key, **options).max_weight
-    return lse.detach() + to_tensor(weights).log()
+    weights = LARGEST_WEIGHTS(call, *(x.detach() for x in tensors))
+    return lse.detach() + weights.log()
 
 
 def _mask_mod(block_mask: Any, query: torch.Tensor, key: torch.Tensor) -> Any:

@@ -149,6 +149,11 @@ def _backward(
     return _gradients(found, _OPERANDS, needs)
 
 
+def _largest_weights(call: Call, *tensors: Any) -> torch.Tensor:
+    (query, key, _), options = prepared(call, tensors)
+    return to_tensor(sdpa.attention_statistics(query, key, **options).max_weight)
+
+
 def _jvp(call: Call, *args: Any) -> torch.Tensor:
     (*tangents, _, _), tensors = call.split(args)
     arrays, options = prepared(call, tensors)
@@ -328,3 +333,4 @@ FORWARD = _function(_forward, backward=_forward_vjp, jvp=_forward_jvp)
 BACKWARD = _function(_backward, backward=_backward_vjp, jvp=_backward_jvp)
 JVP = _function(_jvp, backward=_jvp_vjp, jvp=no_higher)
 DOUBLE_BACKWARD = _function(_double_backward, backward=no_higher, jvp=no_higher)
+LARGEST_WEIGHTS = _function(_largest_weights, backward=no_higher, jvp=no_higher)

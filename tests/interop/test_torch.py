@@ -153,6 +153,20 @@ def test_out_and_lse_together_to_second_order(rng, name):
     assert gradgradcheck(f, tuple(operands.values()), check_fwd_over_rev=True)
 
 
+def test_lse_to_second_order_where_value_alone_has_a_batch(rng):
+    """Value has no part in lse, but its axes do."""
+    q, k, v = (
+        torch.tensor(rng.standard_normal((b, 2, 3, 4)), requires_grad=True) for b in (1, 1, 3)
+    )
+    scale = torch.tensor(rng.random((3, 2)), requires_grad=True)
+
+    def f(q, k, v, scale):
+        return tuple(interop.attention_forward(q, k, v, scale=scale, is_causal=True))
+
+    assert gradcheck(f, (q, k, v, scale), check_forward_ad=True)
+    assert gradgradcheck(f, (q, k, v, scale), check_fwd_over_rev=True)
+
+
 @pytest.mark.parametrize("name", ["plain", "row without keys", "sinks", "all"])
 def test_weights_to_second_order(rng, name):
     operands, options = problem(rng, name)

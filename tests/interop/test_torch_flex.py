@@ -263,6 +263,28 @@ def test_auxiliary_results(rng, bias):
         flex_attention(*x, return_lse=True, return_aux=AuxRequest())
 
 
+def test_tangents_of_lse_where_value_alone_has_a_batch(rng, bias):
+    """Value has no part in lse, but its axis does, and so has the number of its entry."""
+    q, k, v = (x.detach() for x in operands(rng))
+    q, k = q[:1], k[:1]
+
+    def score(s, b, h, i, j):
+        return relative(bias)(s, b, h, i, j) + s * b
+
+    def wide(x):
+        return x.expand(B, -1, -1, -1)
+
+    for f in torch.func.jacfwd, torch.func.hessian:
+        found, expected = (
+            f(lambda q, lse=lse: lse(q).sin().sum((1, 2)))(q)
+            for lse in (
+                lambda q: flex_attention(q, k, v, score, causal, return_lse=True)[1],
+                lambda q: composed(wide(q), wide(k), v, score, causal)[1],
+            )
+        )
+        torch.testing.assert_close(found, expected, **EXACT)
+
+
 def test_the_largest_scores_under_transforms(rng, bias):
     """They have a value on every level, and no derivative."""
     q, k, v = (x.detach() for x in operands(rng))

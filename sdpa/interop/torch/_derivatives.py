@@ -248,7 +248,10 @@ def lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence
 def _own_lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence[Any]) -> Any:
     """`lse_tangent` of arrays that are not packed, or that hold one sequence."""
     own, t = named(args), dict(zip(DIFFERENTIABLE, tangents, strict=True))
-    query, key = own["query"], own["key"]
+    query, key = heads_first(own["query"], args), own["key"]
+    # Value, which is not needed here, may have axes of the batch that query lacks.
+    query = heads_first(query.expand(*lse.shape, query.shape[-1]), args)
+    own["query"] = query
     scale = scale_of(own, _arguments.default_scale(query.shape[-1]))
 
     def products(q: Any, k: Any) -> Any:

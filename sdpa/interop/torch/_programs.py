@@ -270,7 +270,7 @@ def _lse_tangent(call: Call, tangents: Tensors, lse: Any, tensors: Tensors) -> A
     With scores that are less by lse, a sink of 0 and values of 1, the output of every query is
     p = Z / (Z + 1) with log Z = 0, and its tangent that of log Z times p (1 - p) = 1 / 4.
     """
-    query, key, _ = tensors[:_N]
+    query, key, value = tensors[:_N]
     is_empty = lse == -torch.inf
     level = torch.where(is_empty, 0, lse.detach())
     n_heads = query.shape[-3] if query.ndim > 2 else 1
@@ -285,7 +285,7 @@ def _lse_tangent(call: Call, tangents: Tensors, lse: Any, tensors: Tensors) -> A
         captured=captured,
         options=call.options | {"sinks": np.zeros(n_heads, np.float32)},
     )
-    ones = key.new_ones((*key.shape[:-1], 1))
+    ones = value.new_ones((*value.shape[:-1], 1))
     half = torch.where(is_empty, 0.0, 0.5).to(query.dtype)[..., None]
     total = torch.where(is_empty, 0.0, np.log(2.0)).to(lse.dtype)
     masks = tensors[call.n_moving :]

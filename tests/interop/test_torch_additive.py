@@ -78,6 +78,20 @@ def test_to_second_order(rng, name):
     assert gradgradcheck(f, x, check_fwd_over_rev=True)
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_learnt_scale(rng, shape):
+    operands, options = problem(rng, "float mask")
+    fixed = {n: x.detach() for n, x in operands.items()}
+    scale = torch.full(shape, 0.7, dtype=torch.float64, requires_grad=True)
+
+    def f(scale):
+        return additive_attention(**fixed, **options, scale=scale)
+
+    torch.testing.assert_close(f(scale), f(0.7))
+    assert gradcheck(f, scale, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(f, scale)
+
+
 def test_torch_func(rng):
     operands, options = problem(rng, "float mask")
     f, x = positional(operands, options), tuple(y.detach() for y in operands.values())

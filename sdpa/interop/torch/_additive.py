@@ -191,7 +191,7 @@ def additive_attention(
     query, key, value, w_query, w_key, w_score, bias : torch.Tensor
         On the CPU, of one type; shapes as in `sdpa.additive_attention`.
     scale : float, default 1
-        Factor of the scores.
+        Factor of the scores; a tensor of one number is differentiated, too.
     **options
         attn_mask, dropout_p, is_causal and the keyword options of `attention`.
 
@@ -226,7 +226,12 @@ def additive_attention(
     weights = [
         None if x is None and name == "bias" else check_tensor(name, x) for name, x in named.items()
     ]
-    args = (*under_autocast(*weights), *arguments_of(query, key, value, scale=scale, **options))
+    weights = list(under_autocast(*weights))
+    if isinstance(scale, torch.Tensor) and scale.numel() == 1:
+        # The kernel has no gradient of it, but one of what it is a factor of.
+        factor, scale = check_tensor("scale", scale), 1.0
+        weights[2] = weights[2] * factor.to(weights[2].dtype).reshape(())
+    args = (*weights, *arguments_of(query, key, value, scale=scale, **options))
     if torch.compiler.is_compiling() or is_plain(args):
         return _forward_operator(*args)[0]
     return _Additive.apply(*args)[0]

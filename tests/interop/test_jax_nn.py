@@ -223,7 +223,15 @@ REFUSED = {
     ),
     "shape of bias": (
         lambda: ours(Q, Q, Q, np.ones((1, 3, T, T), np.float32)),
-        "attn_mask: expected a shape that broadcasts to (2, 4, 6, 6), got (1, 3, 6, 6)",
+        "bias: expected a shape that broadcasts to (2, 4, 6, 6), got (1, 3, 6, 6)",
+    ),
+    "axes of mask": (
+        lambda: ours(Q[0], Q[0], Q[0], mask=np.ones((2, 1, T, T), bool)),
+        "mask: expected a shape that broadcasts to (1, 4, 6, 6), got (2, 1, 6, 6)",
+    ),
+    "another diagonal": (
+        lambda: ours(Q, Q, Q, is_causal="lower_right"),
+        "is_causal: expected True or False, got 'lower_right'",
     ),
 }
 

@@ -291,6 +291,17 @@ def _check_layout(query: Any, key: Any, value: Any) -> None:
         )
 
 
+def _check_broadcast(name: str, x: Any, shape: Sequence[int]) -> None:
+    """Raise a ValueError unless `x`, if it is given, broadcasts to this shape."""
+    sizes = () if x is None else x.shape[::-1]
+    if len(sizes) > len(shape) or any(
+        n not in (1, size) for n, size in zip(sizes, shape[::-1], strict=False)
+    ):
+        raise ValueError(
+            f"{name}: expected a shape that broadcasts to {tuple(shape)}, got {x.shape}"
+        )
+
+
 def _lengths(name: str, lengths: Any, n_batch: int) -> Any:
     """Integers (B,)."""
     if isinstance(lengths, jax.Array) and not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -381,6 +392,7 @@ def dot_product_attention(
     >>> bool(jnp.allclose(dot_product_attention(q, k, v, is_causal=True), theirs, atol=1e-6))
     True
     """
+    is_causal = _arguments.boolean("is_causal", is_causal)
     return_residual = _arguments.boolean("return_residual", return_residual)
     if implementation is not None:
         raise ValueError(
@@ -392,7 +404,9 @@ def dot_product_attention(
     _check_layout(query, key, value)
     plain = query.ndim == 3
     query, key, value = (_with_axes(x, 4) for x in (query, key, value))
-    n_batch, n_q = query.shape[:2]
+    n_batch, n_q, n_heads = query.shape[:3]
+    for name, x in ("bias", bias), ("mask", mask):
+        _check_broadcast(name, x, (n_batch, n_heads, n_q, key.shape[1]))
     query_lengths = _lengths("query_seq_lengths", query_seq_lengths, n_batch)
     window = local_window_size
     if window is not None and not isinstance(window, (tuple, list)):
@@ -401,7 +415,7 @@ def dot_product_attention(
         out, lse = _forward(
             *(query, key, value),
             **_masks(bias, mask, _wide(query, bias)),
-            is_causal=bool(is_causal),
+            is_causal=is_causal,
             scale=scale,
             enable_gqa=True,
             window=_arguments.window("local_window_size", window),

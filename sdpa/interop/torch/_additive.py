@@ -181,7 +181,7 @@ def additive_attention(
     w_score: Any,
     bias: Any = None,
     *,
-    scale: float | None = 1.0,
+    scale: float | torch.Tensor | None = 1.0,
     **options: Any,
 ) -> torch.Tensor:
     """`sdpa.additive_attention` on tensors, differentiable in all of them.
@@ -190,7 +190,7 @@ def additive_attention(
     ----------
     query, key, value, w_query, w_key, w_score, bias : torch.Tensor
         On the CPU, of one type; shapes as in `sdpa.additive_attention`.
-    scale : float, default 1
+    scale : float or torch.Tensor, default 1
         Factor of the scores; a tensor of one number is differentiated, too.
     **options
         attn_mask, dropout_p, is_causal and the keyword options of `attention`.
@@ -222,16 +222,15 @@ def additive_attention(
     >>> out.item(), w.grad.shape
     (2.0, torch.Size([2, 3]))
     """
+    if isinstance(scale, torch.Tensor) and scale.numel() == 1:
+        # The kernel has no gradient of it, but one of what it is a factor of.
+        factor, w_score = check_tensor("scale", scale), check_tensor("w_score", w_score)
+        w_score, scale = w_score * factor.to(w_score.dtype).reshape(()), 1.0
     named = dict(zip(WEIGHTS, (w_query, w_key, w_score, bias), strict=True))
     weights = [
         None if x is None and name == "bias" else check_tensor(name, x) for name, x in named.items()
     ]
-    weights = list(under_autocast(*weights))
-    if isinstance(scale, torch.Tensor) and scale.numel() == 1:
-        # The kernel has no gradient of it, but one of what it is a factor of.
-        factor, scale = check_tensor("scale", scale), 1.0
-        weights[2] = weights[2] * factor.to(weights[2].dtype).reshape(())
-    args = (*weights, *arguments_of(query, key, value, scale=scale, **options))
+    args = (*under_autocast(*weights), *arguments_of(query, key, value, scale=scale, **options))
     if torch.compiler.is_compiling() or is_plain(args):
         return _forward_operator(*args)[0]
     return _Additive.apply(*args)[0]

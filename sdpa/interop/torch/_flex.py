@@ -42,7 +42,8 @@ def flex_attention(
         it captures.
     block_mask : BlockMask or callable, optional
         What PyTorch's `create_block_mask` returns, or the function f(b, h, q, k) -> boolean itself,
-        which is enough: blocks that nobody sees are found from the function.
+        which is enough: blocks that nobody sees are found from the function. The blocks of a
+        BlockMask count only if it has no function.
     scale : float, optional
         Default: 1 / sqrt(d).
     enable_gqa : bool, default False

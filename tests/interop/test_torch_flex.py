@@ -243,6 +243,13 @@ def test_grouped_heads_scale_and_layout(rng, bias):
     out = flex_attention(q, k, v, relative(bias), scale=0.3, enable_gqa=True)
     torch.testing.assert_close(out, composed(q, k, v, relative(bias), scale=0.3)[0], **EXACT)
     assert out.transpose(1, 2).is_contiguous()
+    key, value = k[:, 0, None].expand(B, H, L, D), v[:, 0, None].expand(B, H, L, 7)
+    for part in q[:1], q[:, :1], q[0]:  # key and value have the axes that it lacks
+        out = flex_attention(part, key, value, relative(bias))
+        whole = part.expand(B, H, 5, D)
+        torch.testing.assert_close(out, composed(whole, k, v, relative(bias))[0], **EXACT)
+    with pytest.raises(ValueError, match="key: expected"):
+        flex_attention(q[:, :2], key, value)
 
 
 def test_auxiliary_results(rng, bias):

@@ -77,6 +77,17 @@ def forward_like(query: torch.Tensor, *arrays: Any, **options: Any) -> tuple[tor
     return out, lse
 
 
+def has_all_axes(query: torch.Tensor, *others: torch.Tensor, grouped: bool) -> bool:
+    """Whether the result has no axis of the batch or the heads from `others` alone."""
+    n_inner = 3 if grouped else 2  # groups of heads share one of the others' heads
+    own = query.shape[:-n_inner][::-1]
+    return all(
+        x.ndim <= query.ndim
+        and all(n in (1, m) for n, m in zip(x.shape[:-n_inner][::-1], own, strict=False))
+        for x in others
+    )
+
+
 def empty_in_order(query: torch.Tensor, d: int) -> torch.Tensor:
     """A tensor with rows of this width whose axes lie in memory in the order of query's."""
     order = sorted(range(query.ndim), key=query.stride, reverse=True)

@@ -22,7 +22,7 @@ from sdpa._programs import FOREIGN, Foreign, Program, lifted
 from sdpa.interop.torch._arrays import check_tensor, to_array, to_tensor
 from sdpa.interop.torch._derivatives import no_higher, save
 from sdpa.interop.torch._functions import call_by_call, is_plain
-from sdpa.interop.torch._layout import empty_in_order
+from sdpa.interop.torch._layout import empty_in_order, has_all_axes
 
 Tensors = tuple[Any, ...]
 _OPERANDS = _table.OPERANDS
@@ -125,10 +125,11 @@ def _tangents(tangents: Tensors, name: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _forward(call: Call, *tensors: Any) -> Tensors:
-    query, _, value = tensors[:_N]
+    query, key, value = tensors[:_N]
     arrays, options = prepared(call, tensors)
     options["lse_dtype"] = np.float64  # all digits, for the backward
-    if query.is_contiguous():
+    is_whole = has_all_axes(query, key, value, grouped=options["enable_gqa"])
+    if query.is_contiguous() or not is_whole:
         array, lse = sdpa.attention_forward(*arrays, **options)
         return to_tensor(array), to_tensor(lse)
     out = empty_in_order(query, value.shape[-1])

@@ -103,7 +103,9 @@ def test_every_number_of_the_type(narrow, n_q):
     query, key = np.zeros((n_q, 16), np.float32), np.zeros((1, 16), narrow)
     for value in bits:
         out = sdpa.attention(query, key, value[None])
-        np.testing.assert_array_equal(out, np.broadcast_to(value.astype(np.float32), out.shape))
+        with np.errstate(invalid="ignore"):  # on Arm NumPy tells of NaN that signal
+            expected = np.broadcast_to(value.astype(np.float32), out.shape)
+        np.testing.assert_array_equal(out, expected)
     n_k = len(bits)
     finite = (abs(bits.astype(np.float32)) < 2.0**100).all(axis=-1)  # as is the sum of them
     key = np.zeros((n_k, 16), narrow)

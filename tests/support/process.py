@@ -53,7 +53,7 @@ def in_child(function):
 """
 
 
-def run(program, timeout=120):
+def run(program, timeout=500):
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PRELUDE + program],
         # XLA as users have it: see conftest.py.

@@ -168,7 +168,7 @@ def _gradients(x: _Operand, b: _Operand, g: Array, lse: Array) -> _core.Logsumex
     half = np.exp((x.wide - lse) / 2)
     unseen = x.wide == -np.inf
     by_x = np.where(unseen | (b.wide == 0), 0, b.wide * half * half * g)
-    by_b = np.where(unseen, 0, half * half * g)
+    by_b = np.where(unseen | (g == 0), 0, half * half * g)  # of a sum of 0 it is infinite
     found = (
         sum_to(np.broadcast_to(y, np.broadcast_shapes(y.shape, o.array.shape)), o.array.shape)
         .astype(native(o.array.dtype))

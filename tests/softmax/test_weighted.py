@@ -205,3 +205,13 @@ def test_signatures():
     parameters = inspect.signature(sdpa.logsumexp).parameters
     assert [*parameters] == ["x", "axis", "b", "return_sign", "where", "keepdims", "out"]
     assert parameters["b"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_a_sum_of_0_that_no_gradient_reaches():
+    """Its gradient of b is infinite, and counts only where g is not 0."""
+    x, b = np.zeros((2, 2)), np.array([[0.0, 0.0], [1.0, 3.0]])
+    lse = sdpa.logsumexp(x, axis=1, b=b)
+    for g, row in ((0.0, 0.0), (2.0, np.inf)):
+        of_x, of_b = sdpa.logsumexp_backward(np.array([g, 1.0]), x, lse, axis=1, b=b)
+        np.testing.assert_allclose(of_x, [[0, 0], [0.25, 0.75]])
+        np.testing.assert_allclose(of_b, [[row, row], [0.25, 0.25]])

@@ -362,7 +362,7 @@ def test_whatever_allocation_of_the_binding_fails(name):
     Python are called, since CPython itself loses blocks where a frame finds no memory.
     """
     pytest.importorskip("_testcapi")
-    rounds = 0 if name in IN_PYTHON else 20
+    rounds = 0 if name in IN_PYTHON else 5
     program = f"""
 from _testcapi import remove_mem_hooks, set_nomemory
 
@@ -399,11 +399,12 @@ grown = []
 for _ in range({rounds}):
     gc.collect()
     before = sys.getallocatedblocks()
-    fail_in_turn()
+    for _ in range(10):
+        fail_in_turn()
     gc.collect()
     grown.append(sys.getallocatedblocks() - before)
 # Python and NumPy keep some now and then; a leak grows every time.
-assert min(grown, default=0) <= 0, grown
+assert min(grown, default=0) < 5, grown
 print("ok")
 """
     assert run(program) == "ok"

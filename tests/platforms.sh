@@ -81,7 +81,7 @@ if command -v wine >/dev/null; then windows="env WINEDEBUG=-all wine"; fi
 platform windows "$windows" "" CC="$(zig_cc x86_64-windows-gnu)" MACHINE=x86_64 PORTABLE=1 FLAGS="$flags"
 arm=-
 if command -v qemu-aarch64 >/dev/null; then arm="qemu-aarch64 -cpu max"; fi
-platform aarch64 "$arm" "attention packed" CC="$(zig_cc aarch64-linux-musl)" MACHINE=aarch64 FLAGS="$flags"
+platform aarch64 "$arm" attention CC="$(zig_cc aarch64-linux-musl)" MACHINE=aarch64 SAMPLE=5 FLAGS="$flags"
 platform macos - "" CC="$(zig_cc aarch64-macos)" MACHINE=aarch64 FLAGS="$flags"
 platform wasm "${zig%% *} wasi.py" "attention packed additive xla" \
     CC="$(zig_cc wasm32-wasi)" MACHINE=wasm32 PORTABLE=1 VECTORS= FLAGS="$flags -msimd128"

@@ -100,14 +100,14 @@ def test_gradients_summed_over_a_batch_are_rounded_once(rng, narrow, shared):
 def test_every_number_of_the_type(narrow, n_q):
     """Subnormal, infinite and NaN values; contents behind a mask do not matter."""
     bits = np.arange(1 << 16, dtype=np.uint16).view(narrow).reshape(-1, 64)
+    with np.errstate(invalid="ignore"):  # on Arm NumPy tells of NaN that signal
+        wide = bits.astype(np.float32)
     query, key = np.zeros((n_q, 16), np.float32), np.zeros((1, 16), narrow)
-    for value in bits:
+    for value, expected in zip(bits, wide, strict=True):
         out = sdpa.attention(query, key, value[None])
-        with np.errstate(invalid="ignore"):  # on Arm NumPy tells of NaN that signal
-            expected = np.broadcast_to(value.astype(np.float32), out.shape)
-        np.testing.assert_array_equal(out, expected)
+        np.testing.assert_array_equal(out, np.broadcast_to(expected, out.shape))
     n_k = len(bits)
-    finite = (abs(bits.astype(np.float32)) < 2.0**100).all(axis=-1)  # as is the sum of them
+    finite = (abs(wide) < 2.0**100).all(axis=-1)  # as is the sum of them
     key = np.zeros((n_k, 16), narrow)
     key[~finite] = np.nan
     got = sdpa.attention(query, key, bits, np.broadcast_to(finite, (n_q, n_k)))

@@ -70,6 +70,13 @@ def test_globals():
     )
 
 
+def test_globals_that_an_inner_function_reads():
+    def f(score, b, h, q, k):
+        return (lambda i: score + GLOBAL[i])(k)
+
+    np.testing.assert_allclose(values(f), plus(GLOBAL))
+
+
 def test_one_array_under_two_names_and_two_arrays():
     """Codes of one array must not serve two of the same shape."""
 

@@ -87,21 +87,20 @@ def checked_broadcast(name: str, own: Shape, shape: Shape) -> None:
 
     The index adds axes behind the first ones.
     """
-    if _broadcasts(own, shape):
+    if broadcasts(own, shape):
         return
     remedy, added = "", len(shape) - len(own)
     for lead in range(len(own), 0, -1):
-        if added > 0 and _broadcasts(own[:lead] + (1,) * added + own[lead:], shape):
+        if added > 0 and broadcasts(own[:lead] + (1,) * added + own[lead:], shape):
             index = [":"] * lead + ["None"] * added + [":"] * (len(own) - lead)
             remedy = f"; write {name}[{', '.join(index)}]"
     raise ValueError(f"{name}: expected a shape that broadcasts to {shape}, got {own}{remedy}")
 
 
-def _broadcasts(own: Shape, shape: Shape) -> bool:
-    try:
-        return np.broadcast_shapes(own, shape) == shape
-    except ValueError:
-        return False
+def broadcasts(own: Shape, shape: Shape) -> bool:
+    """Whether a shape broadcasts to another one."""
+    added = len(shape) - len(own)
+    return added >= 0 and all(n in (1, size) for n, size in zip(own, shape[added:], strict=True))
 
 
 def checked_float(name: str, x: Array) -> None:

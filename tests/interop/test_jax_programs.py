@@ -52,7 +52,10 @@ def test_each_operation_by_the_formula(rng, name, is_program):
     score_mod = OPERATIONS[name]
     if is_program:
         score_mod = sdpa.score_program(score_mod, (np.asarray(x[3]),))
-    f = lambda *x: interop.attention(*x[:3], score_mod=score_mod, score_args=x[3:])  # noqa: E731
+
+    def f(*x):
+        return interop.attention(*x[:3], score_mod=score_mod, score_args=x[3:])
+
     compared_with_the_formula(rng, f, x)
 
 

@@ -248,13 +248,19 @@ def test_integers_are_refused(name):
     given[name] = given[name].astype(np.int64)
     node = attention_node((*"QKV", "", *PAST))
     text = message(TypeError, Backend.run_node, node, [given.get(x) for x in node.input])
-    assert text == f"{name}: expected one of float32, float64, float16, bfloat16, got int64"
+    assert text == (
+        f"{name}: expected float16, bfloat16, float32 or float64, got int64; "
+        f"write {name}.astype(np.float32)"
+    )
 
 
 def test_softmax_of_integers_is_refused():
     node = helper.make_node("Softmax", ["x"], ["y"])
     text = message(TypeError, Backend.run_node, node, [np.arange(3)])
-    assert text == "input: expected one of float32, float64, float16, bfloat16, got int64"
+    assert text == (
+        "input: expected float16, bfloat16, float32 or float64, got int64; "
+        "write input.astype(np.float32)"
+    )
 
 
 def test_a_batch_of_nothing(rng):

@@ -179,6 +179,7 @@ def test_a_factor_of_probabilities_beyond_16_bits():
     np.testing.assert_array_equal(y, np.zeros((1, 1, 2, 1)))
 
 
+CONSTANT = "prob_mod: expected a constant times the probabilities, got "
 # (what is refused, what the message says)
 REFUSED = {
     "softmax": (
@@ -195,31 +196,31 @@ REFUSED = {
     ),
     "square": (
         {"prob_mod": graph(["y = Mul(probs, probs)"], "probs")},
-        "prob_mod: expected a constant times the probabilities, got a product of two; ",
+        f"{CONSTANT}a product of two; ",
     ),
     "shift": (
         {"prob_mod": graph(["y = Add(probs, half)"], "probs")},
-        "prob_mod: expected a constant times the probabilities, got ",
+        CONSTANT,
     ),
     "table": (
         {"prob_mod": graph(["y = Mul(probs, bias)"], "probs")},
-        "prob_mod: expected a constant times the probabilities, got a graph with the table bias; ",
+        f"{CONSTANT}a graph with the table bias; ",
     ),
     "quotient": (
         {"prob_mod": graph(["y = Div(probs, probs)"], "probs")},
-        "prob_mod: expected a constant times the probabilities, got a quotient of two; ",
+        f"{CONSTANT}a quotient of two; ",
     ),
     "exponential": (
         {"prob_mod": graph(["y = Exp(probs)"], "probs")},
-        "prob_mod: expected a constant times the probabilities, got np.exp; ",
+        f"{CONSTANT}np.exp; ",
     ),
     "choice": (
         {"prob_mod": graph(["m = Less(half, low)", "y = Where(m, probs, half)"], "probs")},
-        "prob_mod: expected a constant times the probabilities, got np.where; ",
+        f"{CONSTANT}np.where; ",
     ),
     "constant": (
         {"prob_mod": graph(["y = Add(half, low)"], "probs")},
-        "prob_mod: expected a constant times the probabilities, got a constant; ",
+        f"{CONSTANT}a constant; ",
     ),
     "reshape": (
         {"score_mod": graph(["y = Reshape(scores, flat)"])},
@@ -227,7 +228,7 @@ REFUSED = {
     ),
     "range": (
         {"prob_mod": graph((*POSITIONS_OF_PROBS, "y = Mul(probs, f)"), "probs")},
-        "prob_mod: expected a constant times the probabilities, got a Range of positions; ",
+        f"{CONSTANT}a Range of positions; ",
     ),
     "transposed probabilities": (
         {"prob_mod": graph(["y = Transpose(probs, perm=[0, 1, 3, 2])"], "probs")},

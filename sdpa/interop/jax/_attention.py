@@ -291,17 +291,6 @@ def _check_layout(query: Any, key: Any, value: Any) -> None:
         )
 
 
-def _check_broadcast(name: str, x: Any, shape: Sequence[int]) -> None:
-    """Raise a ValueError unless `x`, if it is given, broadcasts to this shape."""
-    sizes = () if x is None else x.shape[::-1]
-    if len(sizes) > len(shape) or any(
-        n not in (1, size) for n, size in zip(sizes, shape[::-1], strict=False)
-    ):
-        raise ValueError(
-            f"{name}: expected a shape that broadcasts to {tuple(shape)}, got {x.shape}"
-        )
-
-
 def _lengths(name: str, lengths: Any, n_batch: int) -> Any:
     """Integers (B,)."""
     if isinstance(lengths, jax.Array) and not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -406,7 +395,8 @@ def dot_product_attention(
     query, key, value = (_with_axes(x, 4) for x in (query, key, value))
     n_batch, n_q, n_heads = query.shape[:3]
     for name, x in ("bias", bias), ("mask", mask):
-        _check_broadcast(name, x, (n_batch, n_heads, n_q, key.shape[1]))
+        if x is not None:
+            _arguments.checked_broadcast(name, x.shape, (n_batch, n_heads, n_q, key.shape[1]))
     query_lengths = _lengths("query_seq_lengths", query_seq_lengths, n_batch)
     window = local_window_size
     if window is not None and not isinstance(window, (tuple, list)):

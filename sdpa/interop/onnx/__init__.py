@@ -74,7 +74,6 @@ __all__ = [
 ]
 
 _STAGES = ("scores", "capped", "biased", "weights")
-_REALS = [np.dtype(helper.tensor_dtype_to_np_dtype(x)) for x in _graphs.REALS]
 _INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 
 
@@ -89,7 +88,7 @@ def _heads_first(name: str, x: Any, attribute: str, heads: int | None) -> Any:
 
 def _padded_mask(mask: Any, keys: int) -> Any:
     """The mask with its last axis extended to all keys; the added ones are masked."""
-    if mask.dtype != np.bool_ and mask.dtype.newbyteorder("=") not in _REALS:
+    if mask.dtype != np.bool_ and not _arguments.is_float(mask.dtype):
         remedy = "write attn_mask != 0 for a mask of ones and zeros"
         raise TypeError(
             f"attn_mask: expected bool or floating point, got {mask.dtype}"
@@ -334,11 +333,8 @@ def _opsets_of(model: Any) -> dict[str, int]:
 
 def _check_type(formal: Any, x: Any) -> None:
     """Whether an input of reals has them: results in integers would be cut."""
-    if x is None or any("int" in each for each in formal.types):
-        return
-    if x.dtype.newbyteorder("=") not in _REALS:
-        expected = ", ".join(map(str, _REALS))
-        raise TypeError(f"{formal.name}: expected one of {expected}, got {x.dtype}")
+    if x is not None and not any("int" in each for each in formal.types):
+        _arguments.checked_float(formal.name, x)
 
 
 def _compute(

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import sdpa
+from sdpa._arguments import broadcasts
 
 Index = tuple[Any, ...]
 _REMEMBERED = 64
@@ -59,12 +60,6 @@ def _at(x: _Tensor, at: Index) -> Any:
     """The element of a tensor that is broadcast to more axes."""
     own = at[len(at) - len(x.shape) :] if x.shape else ()
     return x.element(tuple(0 if n == 1 else i for n, i in zip(x.shape, own, strict=True)))
-
-
-def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether a shape broadcasts to this one."""
-    own = wanted[len(wanted) - len(shape) :]
-    return len(own) == len(shape) and all(n in (1, m) for n, m in zip(shape, own, strict=True))
 
 
 class _Unknown(Exception):
@@ -339,13 +334,11 @@ class Graph:
 
         def scores(at: Index) -> Any:
             if any(i is not own for i, own in zip(at, pair, strict=True)):
-                raise NotImplementedError(
-                    f"{self._name}: scores of another pair than that of the result"
-                )
+                raise _Unknown("scores of another pair than that of the result")
             return score
 
         found = self._tensors(scores, tables).get(self._graph.output[0].name)
-        if found is None or not _fits(found.shape, self._shape):
+        if found is None or not broadcasts(found.shape, self._shape):
             got = f"{found.shape}" if found else "another"
             raise ValueError(f"{self._name}: expected an output of shape {self._shape}, got {got}")
         with self._named():

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 import sdpa
+from sdpa._arguments import broadcasts
 from sdpa.interop.torch._arrays import to_array, to_tensor
 
 _C: Any = torch._C  # its types name no function that sets the trace
@@ -80,10 +81,8 @@ def forward_like(query: torch.Tensor, *arrays: Any, **options: Any) -> tuple[tor
 def has_all_axes(query: torch.Tensor, *others: torch.Tensor, grouped: bool) -> bool:
     """Whether the result has no axis of the batch or the heads from `others` alone."""
     n_inner = 3 if grouped else 2  # groups of heads share one of the others' heads
-    own = query.shape[:-n_inner][::-1]
     return all(
-        x.ndim <= query.ndim
-        and all(n in (1, m) for n, m in zip(x.shape[:-n_inner][::-1], own, strict=False))
+        x.ndim <= query.ndim and broadcasts(x.shape[:-n_inner], query.shape[:-n_inner])
         for x in others
     )
 

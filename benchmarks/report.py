@@ -109,7 +109,7 @@ def _block(rows: dict[str, dict[str, Timing]], unit: str, all_peers: set[str]) -
 
     def line(name: str, cells: list[str], last: str) -> str:
         pairs = zip(columns, cells, strict=True)
-        body = "".join(f"{cell:>{max(8, len(column) + 1)}}" for column, cell in pairs)
+        body = "".join(f"{cell:>{max(7, len(column) + 1)}}" for column, cell in pairs)
         return f"{name:{width}}{body}  {last}".rstrip()
 
     yield line("", columns, "best peer" if peers else "")
@@ -130,7 +130,8 @@ def _ratio(found: dict[str, Timing], peers: dict[str, Timing]) -> str:
     if not peers:
         return ""
     best = min(peers, key=lambda k: peers[k].seconds)
-    return f"{peers[best].seconds / found['sdpa'].seconds:.2f} {best}"
+    ratio = peers[best].seconds / found["sdpa"].seconds
+    return f"{ratio:.{2 if ratio < 100 else 0}f} {best}"
 
 
 def _memory(results: Results) -> Iterator[str]:

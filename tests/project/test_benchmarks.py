@@ -81,7 +81,13 @@ def test_every_peer_is_measured_or_named(quick):
     assert set(forward["contenders"]) == there | {"sdpa"}
     for name in run["missing"]:
         assert name in quick[1]
-    assert all(len(line) <= report.WIDTH for line in quick[1].splitlines())
+    # Lines fit whoever is the best, and by however much.
+    for best in [*there, "sdpa"]:
+        for record in run["records"]:
+            for name, timed in record["contenders"].items():
+                timed["rounds"] = [1e-4 if name == best else 0.099]
+        lines = report.text(Results([run])).splitlines()
+        assert all(len(line) <= report.WIDTH for line in lines), max(lines, key=len)
 
 
 BESIDE = {

@@ -139,8 +139,8 @@ def main() -> None:
     if missing:
         sys.exit(f"not installed: {', '.join(missing)}")
     make_docstrings()
-    answers = tomllib.loads((ROOT / "tools" / "answers.toml").read_text())["answer"]
-    answered = {name for answer in answers for name in answer["findings"]}
+    answers = tomllib.loads((ROOT / "tools" / "answers.toml").read_text())["answers"]
+    answered = {name for findings in answers.values() for name in findings}
     isas = kernels(platform.machine()).values()
     readings = [*sources().items(), *((KERNEL, flags) for flags in isas)]
     tasks = [(t, *r) for t in TOOLS for r in readings if (t, r[0]) != ("gcc", KERNEL)]

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "mutate"
 CPU_SECONDS, WALL_SECONDS = 120, 300
 CONFIG = tomllib.loads((ROOT / "tools" / "mutants.toml").read_text(encoding="utf-8"))
-ANSWERS = [re.compile(part) for answer in CONFIG["answer"] for part in answer["mutants"]]
+ANSWERS = [re.compile(part) for parts in CONFIG["answers"].values() for part in parts]
 
 
 def limit() -> None:

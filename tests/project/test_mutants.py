@@ -110,7 +110,7 @@ def test_every_file_is_mutated_or_left_out_with_a_reason():
 def test_an_answer_names_a_change_of_one_kind_and_a_reason(mutants):
     files = [str(path.relative_to(ROOT)) for path in mutated()]
     changes = [mutant.change for file in files for mutant in mutants.mutants_of(file)]
-    for answer in CONFIG["answer"]:
-        assert len(answer["reason"].split()) > 3, answer
-        for part in answer["mutants"]:
+    for reason, parts in CONFIG["answers"].items():
+        assert len(reason.split()) > 3, reason
+        for part in parts:
             assert len({change for change in changes if re.search(part, change)}) == 1, part

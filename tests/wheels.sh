@@ -76,7 +76,7 @@ emulate() {
     fi
     unpack aarch64
     "$judge" -m pip install --quiet --target "$place/site" --python-version 3.13 --only-binary :all: \
-        --platform manylinux_2_17_aarch64 --platform manylinux_2_28_aarch64 "${wheel}[test]"
+        --platform manylinux_2_17_aarch64 --platform manylinux_2_28_aarch64 "${wheel}[test,lab]"
     # Of the tree the tests are left, and what they read.
     rm -r "$folder"/tree/sdpa{,_lab}
     ln -s "$place"/site/sdpa{,_lab} "$folder/tree/"

@@ -157,7 +157,7 @@ def _modules(root: Path) -> tuple[str, ...]:
     for path in sorted(_sources(root)):
         try:
             text = _document(path)
-        except SyntaxError:
+        except (OSError, SyntaxError):  # a link that leads nowhere
             continue
         if text:
             modules.append(text + "\n\n")

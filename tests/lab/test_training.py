@@ -82,6 +82,7 @@ def test_docstrings_are_split_by_module(tmp_path, monkeypatch):
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "t.py").write_text('"""ZZZZZZZZ"""', encoding="utf-8")
     (tmp_path / "broken.py").write_text('"""QQQQ"""\ndef (', encoding="utf-8")
+    (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere.py")
     monkeypatch.setattr(corpus.sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(corpus, "RARE", 1)
     for seed in range(3):

@@ -80,11 +80,15 @@ INLINE real add_sink(double sink, real *m, real *low, real *l, real *term) {
     return 0;
 }
 
-/* The factor of a product before a cap's tanh, and its rounding error. */
-INLINE void set_cap(const sdpa_unit *u, real *cap, real *cap_low) {
+/* See score_cap. A scale of 0 makes NaN of an infinite product, as without a cap. */
+INLINE score_cap cap_of(const sdpa_unit *u) {
     const double exact = fmin(fabs(u->scale) / u->problem->softcap, REAL_MAX); /* beyond that tanh is 1 */
-    *cap = (real)exact;
-    *cap_low = (real)(exact - (double)*cap);
+    const real factor = (real)exact;
+    return (score_cap){
+        .factor = factor,
+        .low = (real)(exact - (double)factor),
+        .most = factor > 0 ? (real)fmin(40 / exact, REAL_MAX) : (real)INFINITY,
+    };
 }
 
 /* Lets score() apply the unit's score_mod, if there is one, to block b; t->ds is NULL or takes slopes. `scratch`:
@@ -95,14 +99,14 @@ INLINE void use_program(scores *t, score_program *g, const sdpa_unit *u, const b
     begin_program(&g->run, p->score_mod, t->ds ? SDPA_CODE_SLOPE : SDPA_CODE_VALUE, u, b, scratch);
     g->capped = is_capped(p);
     g->c = g->capped ? (real)p->softcap : scale_factor(u);
-    if (g->capped) set_cap(u, &g->cap, &g->cap_low);
+    if (g->capped) g->cap = cap_of(u);
     t->program = g;
 }
 
 /* s = the capped scores of a block, in units of 1 / unit, plus what s holds. */
 INLINE void score_capped(scores *t, int nv, const sdpa_unit *u, double unit) {
     t->c = (real)(unit * u->problem->softcap);
-    set_cap(u, &t->cap, &t->cap_low);
+    t->cap = cap_of(u);
     score(t, nv, SCORE_CAPPED);
 }
 

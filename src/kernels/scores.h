@@ -27,6 +27,12 @@ INLINE void fetch_ahead(const ahead *a, int64_t j0, int64_t n) {
 /* Sums over the keys of a block, for sum_of_four: successive tiles add to SUMS running sums in rotation. */
 typedef vec tile_sums[SUMS][SCORE_WIDTH];
 
+/* What a product is multiplied by before a cap's tanh, and the rounding error of that. */
+typedef struct score_cap {
+    real factor, low;
+    real most; /* products beyond it have a tanh of 1 */
+} score_cap;
+
 typedef struct scores {
     const real *x;      /* (depth, nv vectors): a panel of transposed queries, or of dO */
     const real *y;      /* (n, depth), rows y_row apart: keys, or values */
@@ -44,7 +50,8 @@ typedef struct scores {
     const real *shift;    /* per query */
     const real *key_bias; /* per key, finite */
     real *extreme;        /* per query: running maximum or sum; SCORE_WEIGHTS: tile_sums */
-    real c, cap, cap_low; /* cap_low: the rounding error of cap */
+    real c;
+    score_cap cap;
 } scores;
 
 /* t restricted to keys first .. first+n-1; `first` is a multiple of SCORE_ROWS. */
@@ -159,13 +166,19 @@ INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc
     if (maximum || summed) vstore(to, column.extreme);
 }
 
+/* The tanh of a product x; one within `most`, because the two parts of an infinite one may have opposite signs. */
+INLINE vec capped_tanh(const score_cap *cap, vec x) {
+    x = vmax2(vset1(-cap->most), vmin2(vset1(cap->most), x));
+    return vtanh(vmuladd(vset1(cap->factor), x, cap->low * x));
+}
+
 /* finish_column for SCORE_CAPPED. */
 INLINE void cap_column(const scores *t, const vec (*acc)[MAX_WIDTH], int j, int64_t j0, int64_t rows) {
     const vec c = vset1(t->c);
     vec extreme = vload(t->extreme + j * VL);
     for (int64_t i = 0; i < rows && i < SCORE_ROWS; i++) {
         const int64_t at = (j0 + i) * t->s_row + j * VL;
-        const vec x = acc[i][j], bias = vload(t->s + at), h = vtanh(vmuladd(vset1(t->cap), x, t->cap_low * x));
+        const vec x = acc[i][j], bias = vload(t->s + at), h = capped_tanh(&t->cap, x);
         const vec a = vselect(bias == -(real)INFINITY, bias, vmuladd(c, h, bias));
         vstore(t->s + at, a);
         extreme = vmax2(a, extreme);
@@ -348,7 +361,8 @@ NOINLINE void score_gradient_masked(const scores *t) { score_constant(t, SCORE_G
 typedef struct score_program {
     program_run run;
     bool capped;
-    real c, cap, cap_low; /* as in struct scores */
+    real c; /* as in struct scores */
+    score_cap cap;
 } score_program;
 
 /* Gives the program its input from the products acc (rows, nv vectors); h = the tanh of the cap, if there is one. */
@@ -359,7 +373,7 @@ INLINE void begin_tile(const scores *t, const vec (*acc)[MAX_WIDTH], vec (*h)[MA
     for (int64_t i = 0; i < rows; i++) {
         for (int v = 0; v < nv; v++) {
             vec s = acc[i][v];
-            if (g->capped) s = h[i][v] = vtanh(vmuladd(vset1(g->cap), s, g->cap_low * s));
+            if (g->capped) s = h[i][v] = capped_tanh(&g->cap, s);
             s *= g->c;
             vstore(to + (i * nv + v) * VL, s);
             if (t->raw) vstore(t->raw + (j0 + i) * t->s_row + v * VL, s);

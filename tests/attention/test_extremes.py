@@ -240,3 +240,32 @@ def test_second_derivative_of_a_sink_that_outweighs_its_keys(rng):
     rtol = 1000 * unit_roundoff(np.float32)
     np.testing.assert_allclose(second.sinks, expected.sinks, rtol=rtol)
     np.testing.assert_allclose(second.scale, expected.scale, rtol=rtol)
+
+
+@pytest.mark.parametrize("program", [False, True])
+@pytest.mark.parametrize("softcap", [0.7, 2.0, 3.0, 1e-34])
+@pytest.mark.parametrize(("n_q", "n_k"), [(2, 3), (1, 200), (130, 140)])
+@pytest.mark.usefixtures("isa")
+def test_a_softcap_holds_scores_beyond_the_range(rng, compute_dtype, n_q, n_k, softcap, program):
+    """Products that overflow, and those whose rounding error, too, is beyond the largest number."""
+    large = compute_dtype.type(np.finfo(compute_dtype).max ** 0.6)
+    q, v, g = (normal(rng, (n, 1), compute_dtype) for n in (n_q, n_k, n_q))
+    sign = rng.choice([-1, 1], (n_k, 1)).astype(compute_dtype)
+    options = {"softcap": softcap, "scale": 0.3}
+    if program:
+        options["score_mod"] = lambda score, b, h, q, k: 2 * score
+    for size in (1, large):
+        q, k = np.sign(q) * large, sign * size
+        expected = softcap * np.sign(q) * sign.T
+        np.testing.assert_allclose(
+            sdpa.attention_weights(q, k, stage="capped", **options), expected, rtol=1e-5
+        )
+        p, _, lse = softmax_with_sink((2 if program else 1) * expected, None)
+        got = sdpa.attention_forward(q, k, v, **options)
+        np.testing.assert_allclose(got.lse, lse, rtol=1e-5)
+        np.testing.assert_allclose(got.out, p @ v, rtol=0, atol=1e-4)
+        grads = sdpa.attention_backward(g, q, k, v, *got, **options)
+        assert not grads.query.any()
+        assert not grads.key.any()
+        np.testing.assert_allclose(grads.value, p.T @ g, rtol=0, atol=1e-4)
+        assert not sdpa.attention_jvp(q, k, v, np.ones_like(q), **options).out_t.any()

@@ -78,9 +78,10 @@ NOINLINE bool weights_sums(const sdpa_unit *u, const weights_scratch *w) {
     const double sink = sink_of(u);
     for (int64_t i = 0; i < f->n_lanes; i++) {
         real *m = &w->row.m[i], *l = &w->row.l[i], term;
+        const real none = 0 * *l; /* NaN where a key is, whose row may have no maximum */
         const real factor = add_sink(sink, m, &w->row.low[i], l, &term);
         if (*m == -(real)INFINITY) *m = 0;
-        *l = factor == 0 || *l == 0 ? 0 : 1 / *l;
+        *l = factor == 0 || *l == 0 ? none : 1 / *l;
     }
     return true;
 }

@@ -120,6 +120,22 @@ def test_nan_reaches_those_who_see_it(rng, isa, compute_dtype):
 N_K = 65536
 
 
+@pytest.mark.parametrize("n", [1, 2, 7, 40, 200])
+@pytest.mark.parametrize("sink", [0.0, 1e6])
+@pytest.mark.parametrize("operand", ["query", "key"])
+@pytest.mark.parametrize("at", [0, -1])
+def test_nan_is_felt_beside_a_sink(rng, isa, compute_dtype, n, sink, operand, at):
+    """Where one of two logits, the sink's and a key's that is NaN, outweighs the other."""
+    x = {name: normal(rng, (1, n, 4), compute_dtype) for name in ("query", "key")}
+    x[operand][0, at] = np.nan
+    hide = {"mask_mod": lambda b, h, q, k: q >= k}
+    for mask in ({}, {"is_causal": "lower_right"}, hide):
+        options = {"sinks": np.full(1, sink, compute_dtype), **mask}
+        expected = np.isnan(reference.attention_weights(**x, **options)).any(axis=-2)
+        for found in sdpa.attention_received(**x, **options):
+            np.testing.assert_array_equal(np.isnan(found), expected)
+
+
 def test_at_65536_keys(rng, isa, compute_dtype):
     """Against the oracle, a block of queries at a time; grouped heads, the last queries chosen."""
     n_q, block, group = 40, 5, {"enable_gqa": True, "scale": 1.0}

@@ -126,7 +126,8 @@ class Traced:
         self._refused("a value per pair", f"len({self})", "take the len of an array")
 
     def __getitem__(self, index: Any) -> Any:
-        if index in ((), ...):
+        # An index that is a value or an array must not be compared.
+        if index is ... or (isinstance(index, tuple) and not index):
             return self
         self._refused("an array to index", f"({self})[...]", "it has one value per pair")
 

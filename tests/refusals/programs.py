@@ -211,6 +211,19 @@ SCORES = {
         "score_mod: expected an array to index in f, got (score + float(q))[...]; it has one value "
         "per pair",
     ),
+    "index of a value by a value": score(
+        lambda score, b, h, q, k: score[h],
+        "score_mod: expected an array to index in f, got (score)[...]; it has one value per pair",
+    ),
+    "index of a value by an array": score(
+        lambda score, b, h, q, k: score[np.arange(2)],
+        "score_mod: expected an array to index in f, got (score)[...]; it has one value per pair",
+    ),
+    "index of a number": score(
+        lambda score, b, h, q, k, slope: score * slope[h],
+        "score_mod: expected an array to index in f, got (slope)[...]; it has one value per pair",
+        np.ones(()),
+    ),
     "function of an array": score(
         lambda score, b, h, q, k, table: score + np.sum(table),
         f"score_mod: expected one value per pair in f, got table in np.sum; {AXES}",

@@ -59,8 +59,12 @@ INLINE double log2_e_of(const sdpa_unit *u) {
     return fabs(unit - M_LOG2E) < REAL_EPSILON ? unit : M_LOG2E; /* the latter if the factor is 0 or subnormal */
 }
 
-/* The unit's sink in log2 units, or -inf; a double, because rounding it would show in lse. */
-INLINE double sink_of(const sdpa_unit *u) { return (double)scalar_of(&u->sinks, -(real)INFINITY) * log2_e_of(u); }
+/* The unit's sink in log2 units, or -inf; a double, because rounding it would show in lse. One of +inf is NaN, as the row
+ * of such a score: its keys' weights would be 0, but not what follows from the quotients of infinities. */
+INLINE double sink_of(const sdpa_unit *u) {
+    const double sink = (double)scalar_of(&u->sinks, -(real)INFINITY) * log2_e_of(u);
+    return sink == INFINITY ? NAN : sink;
+}
 
 /* How far, in log2 units, a sink may lie above the maximum of the keys before their weights leave the range. */
 #define HIGHEST_SINK (SDPA_REAL == 32 ? 120 : 1000)

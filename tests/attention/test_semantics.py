@@ -292,6 +292,26 @@ def test_score_of_plus_infinity_is_nan(rng, dtype):
     assert np.isfinite(out[1::2]).all()
 
 
+@pytest.mark.parametrize("n_k", [1, 7, 300])
+def test_sink_of_plus_infinity_is_nan(rng, isa, compute_dtype, n_k):
+    """In every result of its head, as such a score is in its row."""
+    q, k, v, _ = operands(rng, compute_dtype, 9, n_k, d=4, lead=(2,))
+    options = {"sinks": np.array([1, np.inf], compute_dtype)}
+    rows = sdpa.attention_statistics(q, k, **options)
+    tangent = sdpa.attention_jvp(q, k, v, q, k, v, **options)
+    results = {
+        **sdpa.attention_forward(q, k, v, **options)._asdict(),
+        "weights": sdpa.attention_weights(q, k, **options),
+        **sdpa.attention_received(q, k, **options)._asdict(),
+        **{name: x for name, x in rows._asdict().items() if not name.startswith("score")},
+        "out of jvp": tangent.out,
+        "out_t": tangent.out_t,
+    }
+    for name, x in results.items():
+        assert np.isfinite(x[0]).all(), name
+        assert np.isnan(x[1]).all(), name
+
+
 @pytest.mark.parametrize(("n_q", "n_k"), SHAPES)
 @pytest.mark.parametrize("std", [25, 900])
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -183,6 +183,9 @@ def boolean(name: str, value: Any) -> bool:
 def finite(name: str, value: Any) -> float:
     """One finite number."""
     try:
+        # Of NumPy, float would read text and drop an imaginary part.
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "cSU":
+            raise TypeError
         # Unlike float, it refuses strings.
         is_finite = math.isfinite(value)
     except TypeError:

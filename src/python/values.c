@@ -26,7 +26,17 @@ int sdpa_read_bool(const char *name, PyObject *value, bool *result) {
     return -1;
 }
 
+/* Whether float() would read the text of an array, or drop the imaginary part of a number of NumPy. */
+static bool is_text_or_complex(PyObject *value) {
+    return (PyArray_Check(value) && PyArray_ISFLEXIBLE((PyArrayObject *)value)) ||
+           PyArray_IsScalar(value, ComplexFloating);
+}
+
 int sdpa_read_finite(const char *name, PyObject *value, double *result) {
+    if (is_text_or_complex(value)) {
+        PyErr_Format(PyExc_TypeError, "%s: expected a finite number, got %.200R", name, value);
+        return -1;
+    }
     *result = PyFloat_AsDouble(value);
     if (*result == -1 && PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_OverflowError)) {

@@ -63,6 +63,16 @@ def rotary(x):
         ),
         "base": (ValueError, "base: expected a number above 0, got 0", {"base": 0}),
         "base text": (TypeError, "base: expected a finite number, got '1'", {"base": "1"}),
+        "base array of text": (
+            TypeError,
+            "base: expected a finite number, got array('1', dtype='<U1')",
+            {"base": np.array("1")},
+        ),
+        "base complex": (
+            TypeError,
+            f"base: expected a finite number, got {np.complex64(2 + 1j)!r}",
+            {"base": np.complex64(2 + 1j)},
+        ),
         "base huge": (
             ValueError,
             "base: expected a finite number, got an integer beyond float64",

@@ -95,7 +95,7 @@ TEMPERATURE |= {
         f"temperature: expected a finite number, got {value!r}",
         {"temperature": value},
     )
-    for value in ("1", None, [1.0, 2.0], 1j)
+    for value in ("1", None, [1.0, 2.0], 1j, np.array("1"), np.complex64(2))
 }
 WHERE = {
     f"where {name}": (TypeError, f"where: expected bool, got {found}", {"where": where})

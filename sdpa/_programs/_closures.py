@@ -120,7 +120,8 @@ class Scan:
     def _read_function(self, function: types.FunctionType) -> None:
         known = id(function) in self._functions
         number = self._functions.setdefault(id(function), len(self._functions))
-        self.tokens.append((function.__code__, number))
+        names = (*vars(function),), (*(function.__kwdefaults__ or ()),)
+        self.tokens.append((function.__code__, number, *names))
         if not known:
             for name, value in captured(function):
                 self._read(name, value)
@@ -132,19 +133,25 @@ def _is_fixed(value: Any) -> bool:
     Other objects of a library have contents that change, as those of a cache do.
     """
     if isinstance(value, types.ModuleType):
-        return value.__name__.partition(".")[0] in _LIBRARIES
+        return _of_library(value.__name__)
     if isinstance(value, types.BuiltinFunctionType):
         of_module = value.__self__ is None or isinstance(value.__self__, types.ModuleType)
         return of_module and value not in _READERS
     if isinstance(value, type):
-        return _is_library(value)
+        return _of_library(getattr(value, "__module__", None))
     return value is _EMPTY or isinstance(value, _FIXED)
 
 
-def _is_library(value: Any) -> bool:
-    """Whether a function or a class belongs to one of the libraries."""
-    name = getattr(value, "__module__", None)
-    return isinstance(name, str) and name.partition(".")[0] in _LIBRARIES
+def _is_library(function: types.FunctionType) -> bool:
+    """Whether a function is one of the libraries' own.
+
+    Its globals say so: functools.wraps gives a function of the user the `__module__` of another.
+    """
+    return _of_library(function.__globals__.get("__name__"))
+
+
+def _of_library(module: Any) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES
 
 
 def captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

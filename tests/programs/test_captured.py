@@ -152,6 +152,36 @@ def test_attributes_of_functions():
             np.testing.assert_array_equal(values(f), plus(f.table * f.factor))
 
 
+def test_names_of_attributes_and_of_keyword_defaults():
+    """The same values under names that have changed places."""
+
+    def f(score, b, h, q, k):
+        return score * f.first + f.second
+
+    for names in (("first", "second"), ("second", "first")):
+        vars(f).clear()
+        vars(f).update(zip(names, (2.0, 3.0), strict=True))
+        np.testing.assert_array_equal(values(f), SCORE * f.first + f.second)
+
+    def g(score, b, h, q, k, *, first=2.0, second=3.0):
+        return score * first + second
+
+    for g.__kwdefaults__ in ({"first": 2.0, "second": 3.0}, {"second": 2.0, "first": 3.0}):
+        np.testing.assert_array_equal(values(g), g(SCORE, *GRID.values()))
+
+
+def test_globals_of_a_function_that_wraps_one_of_numpy():
+    """It has NumPy's module, but is none of NumPy's functions."""
+    contents = {"wrapped": functools.wraps(np.where)}
+    exec("@wrapped\ndef shifted(score, k): return score * factor + table[k]", contents)
+    shifted = contents["shifted"]
+    assert shifted.__module__ == "numpy"
+    for contents["factor"] in (1.0, 2.0):
+        for contents["table"] in (np.arange(5.0), np.ones(5)):
+            found = values(lambda score, b, h, q, k: shifted(score, k))
+            np.testing.assert_array_equal(found, shifted(SCORE, np.arange(5)))
+
+
 def test_what_a_function_imports(monkeypatch):
     settings = ModuleType("settings_of_a_test")
     monkeypatch.setitem(sys.modules, settings.__name__, settings)

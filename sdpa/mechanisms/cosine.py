@@ -278,27 +278,35 @@ def _forward(
     return forward(q, k, widen(value), checked, query)
 
 
+@np.errstate(all="ignore")
+def row_scales(x: Array, eps: float) -> tuple[Array, Array]:
+    """Powers of two (..., 1) that make the squares of rows safe, and the eps of the scaled rows.
+
+    x = 2^e y with the largest |y| of a row near 1, so that no square overflows or underflows. e is
+    limited to the range where both 2^e and 2^-e are normal numbers, which leaves the largest |y|
+    between 2^-52 and 4. The results are 2^-e and 2^-e eps.
+    """
+    limits = np.finfo(x.dtype)
+    eps = max(eps, float(limits.tiny))
+    largest = np.abs(x).max(axis=-1, keepdims=True, initial=0).astype(np.float64)
+    exponent = np.frexp(np.maximum(largest, eps))[1]
+    exponent = np.clip(exponent, limits.minexp, -limits.minexp)
+    return np.ldexp(x.dtype.type(1), -exponent), np.ldexp(eps, -exponent)
+
+
 class _Unit:
     """Rows divided by max(their norm, eps), and the derivative of that.
 
-    x = 2^e y with the largest |y| of a row near 1, so that no square overflows or underflows;
-    vector = y / max(norm y, 2^-e eps). e is limited to the range where both 2^e and 2^-e are normal
-    numbers, which leaves the largest |y| between 2^-52 and 4.
+    vector = y / max(norm y, 2^-e eps), with the scaled rows y of `row_scales`.
     """
 
     @np.errstate(all="ignore")
     def __init__(self, x: Array, eps: float) -> None:
         shape, x = x.shape, widen(distinct(x, -1))
-        limits = np.finfo(x.dtype)
-        eps = max(eps, float(limits.tiny))
-        largest = np.abs(x).max(axis=-1, keepdims=True, initial=0).astype(np.float64)
-        exponent = np.frexp(np.maximum(largest, eps))[1]
-        exponent = np.clip(exponent, limits.minexp, -limits.minexp)
-        self._power = np.ldexp(x.dtype.type(1), -exponent)
+        self._power, least = row_scales(x, eps)
         # Use one layout for every layout of x, because the order of einsum's sums depends on it.
         y = np.multiply(x, self._power, order="C")
         norm = np.sqrt(np.einsum("...i,...i->...", y, y))[..., None]
-        least = np.ldexp(eps, -exponent)
         self._long = norm >= least
         self._inverse = (1 / np.maximum(norm, least)).astype(x.dtype)
         y *= self._inverse

@@ -168,6 +168,36 @@ def test_third_order_of_padding_alone(rng):
     assert not grad(lambda q: anp.sum(grad(lambda q: anp.sum(grad(f)(q)))(q)))(q).any()
 
 
+def test_tangents_of_another_type(rng):
+    """autograd's own functions may make them wider."""
+    operands, options = problem(rng, "bias", np.float32)
+    attend = positional(interop.attention, operands, options)
+    every = tuple(range(len(operands)))
+
+    def through(*x):
+        return attend(*(anp.where(anp.isfinite(y), y, 0) for y in x))
+
+    tangents = tuple(rng.standard_normal(x.shape).astype(np.float32) for x in operands.values())
+    (value, found), (out, expected) = (
+        make_jvp(f, every)(*operands.values())(tangents) for f in (through, attend)
+    )
+    assert_same_bits(value, out)
+    assert_same_bits(found, expected)
+
+
+def test_out_and_lse_of_a_batch_that_value_alone_has(rng):
+    operands = {
+        n: rng.standard_normal((batch, 2, 4, 3)) for n, batch in (("q", 1), ("k", 1), ("v", 3))
+    }
+    options = {"dropout_p": 0.4, "rng": 5, "sinks": rng.random((3, 2)), "is_causal": True}
+
+    def both(*x):
+        out, lse = interop.attention_forward(*x, **options)
+        return anp.sum(out * anp.cos(out)) + anp.sum(np.arange(1.0, 4)[:, None, None] * lse**2)
+
+    check_grads(both, (0, 1, 2), modes=["fwd", "rev"], order=2)(*operands.values())
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_first_derivatives_are_those_of_the_library(rng, dtype, isa, name):
     operands, options = problem(rng, name, dtype)

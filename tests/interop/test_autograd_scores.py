@@ -113,6 +113,57 @@ def test_values_and_gradients_are_those_of_the_library(rng, dtype, name):
             assert_same_bits(ours, getattr(grads, n), n)
 
 
+def forward_mode(f, operands, options, tangents):
+    """The tangent of f along these tangents of all operands."""
+    every = tuple(range(len(operands)))
+    found = make_jvp(function(getattr(interop, f), operands, options), every)
+    return found(*operands.values())(tuple(tangents.values()))[1]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_forward_mode_in_every_type(rng, dtype, name):
+    """The formulas compute as the kernels do, and round once."""
+    f, operands, options = problem(rng, name, "bias and sinks", dtype)
+    tangents = {n: np.asarray(rng.standard_normal(np.shape(x))) for n, x in operands.items()}
+    arrays = {n for n, x in operands.items() if isinstance(x, np.ndarray)}
+    tangents |= {n: tangents[n].astype(dtype) for n in arrays}
+    wide, wide_t = (x | {n: x[n].astype(np.float64) for n in arrays} for x in (operands, tangents))
+    found = forward_mode(f, operands, options, tangents)
+    assert found.dtype == native(np.dtype(dtype))
+    expected = forward_mode(f, wide, options, wide_t)
+    unit = {2: 2.0**-8, 4: 1e-6, 8: 1e-14}[found.dtype.itemsize]
+    np.testing.assert_allclose(found.astype(np.float64), expected, rtol=unit, atol=4 * unit)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_batch_that_value_alone_has(rng, name):
+    """The pattern of dropout, key lengths and slopes are those of the result's entries."""
+    f, operands, options = problem(rng, name, "softcap and dropout")
+    operands |= {n: operands[n][:1] for n in ("query", "key")}
+    operands["value"] = rng.standard_normal((3, HEADS, N_K, D_V))
+    options |= {"key_lengths": np.array([2, N_K, 4]), "alibi_slopes": rng.random((3, HEADS))}
+    tangents = {n: rng.standard_normal(np.shape(x)) for n, x in operands.items()}
+    found = forward_mode(f, operands, options, tangents)
+    g = rng.standard_normal(found.shape)
+    attend = function(getattr(interop, f), operands, options)
+    grads = make_vjp(attend, tuple(range(len(operands))))(*operands.values())[0](g)
+    along = sum(np.sum(x * t) for x, t in zip(grads, tangents.values(), strict=True))
+    np.testing.assert_allclose(np.sum(g * found), along, rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_lengths_of_cosine_attention_neither_overflow_nor_underflow(rng, size):
+    f, operands, options = problem(rng, "cosine", "plain", np.float32)
+    tangents = {n: np.float32(rng.standard_normal(np.shape(x))) for n, x in operands.items()}
+    options["eps"] = 1e-30
+    expected = forward_mode(f, operands, options, tangents)
+    for values in (operands, tangents):
+        values |= {n: values[n] * np.float32(size) for n in ("query", "key")}
+    assert np.abs(expected).max() > 0.1
+    found = forward_mode(f, operands, options, tangents)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["cosine", "bilinear"])
 @pytest.mark.parametrize("order", ["fwd", "rev over rev", "fwd over rev"])
 def test_no_matrix_is_held(rng, monkeypatch, name, order):

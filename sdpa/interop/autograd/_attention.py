@@ -26,7 +26,16 @@ from sdpa._table import (
     options_of,
     signature,
 )
-from sdpa.interop.autograd._modes import Function, TracedCall, jvp_of, plain, refuse_out, vjp_of
+from sdpa.interop.autograd._modes import (
+    Function,
+    TracedCall,
+    jvp_of,
+    plain,
+    refuse_out,
+    rounded,
+    vjp_of,
+    widened,
+)
 from sdpa.interop.autograd._softmax import logsumexp, softmax
 from sdpa.mechanisms._scores import changed_scores
 
@@ -132,12 +141,19 @@ def _position(name: str | int) -> int:
 
 
 def _tangents(
-    pattern: str, names: Any, tangents: Any, n_args: int
+    pattern: str, names: Any, tangents: Any, operands: Sequence[Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Tangents of query, key and value, and of the options under names of this pattern."""
-    t = dict(zip(names, tangents, strict=True))
+    """Tangents of query, key and value, and of the options under names of this pattern.
+
+    They get their operands' types, which autograd may have changed.
+    """
+    t: dict[str | int, Any] = {
+        name: np.asarray(x, getattr(operands[_position(name)], "dtype", None))
+        for name, x in zip(names, tangents, strict=True)
+    }
     extra = {pattern.format(name): x for name, x in t.items() if name in DIFFERENTIABLE_OPTIONS}
     if any(isinstance(name, int) for name in t):
+        n_args = len(operands) - len(DIFFERENTIABLE)
         extra[pattern.format("score_args")] = [t.get(i) for i in range(n_args)]
     return [t.get(name) for name in OPERANDS], extra
 
@@ -193,7 +209,7 @@ def _backward(
 def _jvp(call: TracedCall, names: tuple[str | int, ...], tangents: Any, *operands: Any) -> Any:
     """Tangent of out along the tangents of the operands called `names`."""
     arrays, keywords = _split(call, operands)
-    moved, moved_extra = _tangents("{}_t", names, tangents, len(operands) - len(DIFFERENTIABLE))
+    moved, moved_extra = _tangents("{}_t", names, tangents, operands)
     return sdpa.attention_jvp(*(*arrays, *moved), **keywords | moved_extra).out_t
 
 
@@ -210,7 +226,7 @@ def _double_backward(
 ) -> Any:
     """Gradients of <tangents, `_backward` for names>, for grad_out and the operands in `needs`."""
     arrays, keywords = _split(call, operands)
-    moved, moved_extra = _tangents("gg_{}", names, tangents, len(operands) - len(DIFFERENTIABLE))
+    moved, moved_extra = _tangents("gg_{}", names, tangents, operands)
     second = sdpa.attention_double_backward(
         *(*moved, np.asarray(grad_out, call.out.dtype), *arrays, call.out, call.lse),
         **keywords | moved_extra,
@@ -308,14 +324,22 @@ def _composed(call: TracedCall, *operands: Any) -> Any:
     """(out, lse) by autograd's own operations, on the (Lq, Lk) matrix."""
     if call.options.get("cu_seqlens_q") is not None and "sequence" not in call.options:
         return _composed_packed(call, *operands)
-    x: dict[str, Any] = dict(zip(DIFFERENTIABLE, operands, strict=False))
-    x["score_args"] = operands[len(DIFFERENTIABLE) :]
+    wide = [widened(x) for x in operands]
+    x: dict[str, Any] = dict(zip(DIFFERENTIABLE, wide, strict=False))
+    x["score_args"] = wide[len(DIFFERENTIABLE) :]
     query = x["query"]
     key, value = (of_query_heads(call, x[name], query) for name in ("key", "value"))
     scale = scale_of(call, _arguments.default_scale(anp.shape(query)[-1]), x.get("scale"))
-    s = scale * anp.matmul(query, anp.swapaxes(key, -1, -2))
+    s = spread(scale * anp.matmul(query, anp.swapaxes(key, -1, -2)), value)
     weights, lse = composed_softmax(call, s, x)
-    return traced_tuple((anp.matmul(weights, value), lse))
+    return traced_tuple((rounded(anp.matmul(weights, value), operands[0]), lse))
+
+
+def spread(s: Any, value: Any) -> Any:
+    """The scores of every entry of the result, whose batch and heads may be value's alone."""
+    own = anp.shape(s)[:-2]
+    lead = np.broadcast_shapes(own, anp.shape(value)[:-2])
+    return s if lead == own else s + np.zeros((*lead, 1, 1), anp.result_type(s))
 
 
 def scale_of(call: TracedCall, default: float, x: Any = None) -> Any:

@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 from autograd import make_jvp, make_vjp
 from autograd.builtins import tuple as traced_tuple
+from autograd.extend import defjvp, defvjp, primitive
+
+from sdpa._arguments import is_float
+from sdpa._arrays import compute_type, is_narrow, native
 
 Function = Callable[..., Any]
 
@@ -40,6 +44,33 @@ def plain(x: Any) -> Any:
     while hasattr(x, "_value"):
         x = x._value
     return x
+
+
+@primitive
+def _as_type(x: Any, dtype: Any) -> Any:
+    return np.asarray(x, dtype)
+
+
+defvjp(
+    _as_type,
+    lambda ans, x, dtype: lambda g: _as_type(g, plain(x).dtype),
+    argnums=(0,),
+)
+defjvp(_as_type, lambda t, ans, x, dtype: _as_type(t, dtype), argnums=(0,))
+
+
+def widened(x: Any) -> Any:
+    """x in the type of the arithmetic, in which a composed formula computes."""
+    dtype = getattr(plain(x), "dtype", None)
+    if dtype is None or not is_float(dtype) or not is_narrow(dtype):
+        return x
+    return _as_type(x, compute_type(dtype))
+
+
+def rounded(x: Any, like: Any) -> Any:
+    """The result of a composed formula in the type of `like`, and so is its tangent."""
+    dtype = getattr(plain(like), "dtype", None)
+    return x if dtype is None else _as_type(x, native(dtype))
 
 
 def vjp_of(composed: Function) -> Function:

@@ -23,8 +23,18 @@ from sdpa.interop.autograd._attention import (
     composed_softmax,
     of_query_heads,
     scale_of,
+    spread,
 )
-from sdpa.interop.autograd._modes import Function, TracedCall, jvp_of, plain, vjp_of
+from sdpa.interop.autograd._modes import (
+    Function,
+    TracedCall,
+    jvp_of,
+    plain,
+    rounded,
+    vjp_of,
+    widened,
+)
+from sdpa.mechanisms.cosine import row_scales
 
 __all__ = [
     "additive_attention",
@@ -102,7 +112,8 @@ def _forward_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
 
 
 def _composed(mechanism: _Mechanism, call: TracedCall, *operands: Any) -> Any:
-    return mechanism.composed(call, dict(zip(mechanism.names, operands, strict=True)))
+    arguments = dict(zip(mechanism.names, map(widened, operands), strict=True))
+    return rounded(mechanism.composed(call, arguments), operands[0])
 
 
 def _composed_backward(
@@ -130,8 +141,10 @@ def _cosine(call: TracedCall, x: dict[str, Any]) -> Any:
 
 
 def _unit(x: Any, eps: float) -> Any:
-    squared = anp.sum(x**2, axis=-1, keepdims=True)
-    return x / anp.sqrt(anp.where(plain(squared) >= eps**2, squared, eps**2))
+    power, least = row_scales(np.asarray(plain(x)), eps)
+    x = x * power
+    squared, least = anp.sum(x**2, axis=-1, keepdims=True), np.square(least).astype(power.dtype)
+    return x / anp.sqrt(anp.where(plain(squared) >= least, squared, least))
 
 
 def _bilinear(call: TracedCall, x: dict[str, Any]) -> Any:
@@ -146,7 +159,7 @@ def _additive(call: TracedCall, x: dict[str, Any]) -> Any:
     sums = sums + anp.matmul(key, x["w_key"])[..., None, :, :]
     sums = sums if x["bias"] is None else sums + x["bias"]
     s = scale_of(call, 1.0, x.get("scale")) * anp.matmul(anp.tanh(sums), x["w_score"])
-    weights, _ = composed_softmax(call, s, x)
+    weights, _ = composed_softmax(call, spread(s, value), x)
     return anp.matmul(weights, value)
 
 
@@ -166,7 +179,7 @@ def _shaw(call: TracedCall, x: dict[str, Any]) -> Any:
     by_pair = anp.matmul(has, by_row[..., None])[..., 0]
     scale = scale_of(call, _arguments.default_scale(d_k), x.get("scale"))
     s = scale * (anp.matmul(query, anp.swapaxes(key, -1, -2)) + by_pair)
-    weights, _ = composed_softmax(call, s, x)
+    weights, _ = composed_softmax(call, spread(s, value), x)
     out = anp.matmul(weights, value)
     if rel_value is not None:
         of_rows = anp.matmul(weights[..., None, :], has)[..., 0, :]

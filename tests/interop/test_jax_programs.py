@@ -59,6 +59,18 @@ def test_each_operation_by_the_formula(rng, name, is_program):
     compared_with_the_formula(rng, f, x)
 
 
+def test_a_batch_that_value_alone_has_by_the_formula(rng):
+    """b counts the entries of the result."""
+    shapes = ((1, 2, N_Q, 3), (1, 2, N_K, 3), (3, 2, N_K, 3), (3, 2))
+    x = tuple(jnp.asarray(rng.standard_normal(s)) for s in shapes)
+
+    def f(*x):
+        score_mod = lambda s, b, h, q, k, t: s * t[b, h]  # noqa: E731
+        return interop.attention(*x[:3], score_mod=score_mod, score_args=x[3:])
+
+    compared_with_the_formula(rng, f, x)
+
+
 def compared_with_the_formula(rng, f, x):
     """Compare forward over forward mode with the kernels' second derivatives; return the loss."""
     g = jnp.asarray(rng.standard_normal(f(*x).shape))

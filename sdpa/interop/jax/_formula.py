@@ -135,7 +135,10 @@ def attention(named: Named, options: Options) -> Any:
         s = _arrays.softcapped(s, options.softcap, jnp.tanh)[0]
     visible = _visible(named, options, *s.shape[-2:])
     if options.functions:
-        s, seen = changed(options.functions, named, score=s, **_inputs(named, s.shape))
+        # Value may have axes of the batch that query and key lack.
+        lead = np.broadcast_shapes(s.shape[:-2], v.shape[:-2])
+        inputs = _inputs(named, (*lead, *s.shape[-2:]))
+        s, seen = changed(options.functions, named, score=s, **inputs)
         visible &= seen
     if "alibi_slopes" in named:
         s -= _per_head(named["alibi_slopes"], wide) * _distances(named, *s.shape[-2:])

@@ -216,6 +216,10 @@ class Definition:
             shapes["scale"] = (self.heads,)
         return shapes
 
+    def _settings(self) -> dict[str, Any]:
+        """The arguments that say what calls compute, of whatever parameters."""
+        return {name: getattr(self, name) for name in _SETTINGS}
+
     @property
     def _factor(self) -> float:
         if isinstance(self.scale, float):
@@ -236,6 +240,9 @@ class Definition:
             "rotary_dim": self.rotary_dim,
             "interleaved": self.rotary_interleaved,
         }
+
+
+_SETTINGS = [name for name in signature(Definition).parameters if name not in ("init", "rng")]
 
 
 def _scale(value: float | ScaleRule | None) -> float | ScaleRule:

@@ -44,6 +44,7 @@ class MultiHeadSaved(NamedTuple):
     Arguments are held, not copied: they must not change until backward has been called.
     query, key and value are the kernel's operands, (..., heads, L, d), in the type of the
     arithmetic; out and lse, in float64, are its results. positions are those of x and of context.
+    layer has the layer's settings.
     """
 
     x: Array
@@ -56,6 +57,7 @@ class MultiHeadSaved(NamedTuple):
     lse: Array
     options: dict[str, Any]
     positions: Positions
+    layer: dict[str, Any]
 
 
 @shown
@@ -350,7 +352,9 @@ class MultiHeadAttention(Definition):
                 out += widen(given["b_out"])
             out = cast(Array, rounded(out, x))
         other = None if context is None else source
-        saved = MultiHeadSaved(x, other, given, query, key, value, heads_out, lse, checked, at)
+        saved = MultiHeadSaved(
+            x, other, given, query, key, value, heads_out, lse, checked, at, self._settings()
+        )
         return MultiHeadForward(out, saved)
 
     def backward(
@@ -389,11 +393,10 @@ class MultiHeadAttention(Definition):
         Raises
         ------
         TypeError, ValueError
-            grad_out does not fit, or a name in needs is unknown.
+            grad_out does not fit, saved is that of another layer, or a name in needs is unknown.
         """
         needs = checked_needs(needs, _NEEDS)
-        if not isinstance(saved, MultiHeadSaved):
-            raise TypeError(f"saved: expected the saved of a forward call, got {type(saved)}")
+        self._check_saved(saved)
         (grad_out,) = arrays(grad_out=grad_out)
         x, context, given = saved.x, saved.context, saved.parameters
         shape = (*saved.out.shape[:-3], saved.out.shape[-2], self.d_model)
@@ -453,6 +456,16 @@ class MultiHeadAttention(Definition):
         query, key, _ = project(self, given, x, source, at)
         weights = _core.attention_weights(query, key, **checked)
         return cast(Array, rounded(weights, x))
+
+    def _check_saved(self, saved: object) -> None:
+        if not isinstance(saved, MultiHeadSaved):
+            raise TypeError(f"saved: expected the saved of a forward call, got {type(saved)}")
+        for name, own in self._settings().items():
+            if saved.layer[name] != own:
+                raise ValueError(
+                    f"saved: expected that of a layer with {name}={own!r}, got one with "
+                    f"{name}={saved.layer[name]!r}; each layer takes what its own forward has saved"
+                )
 
     def _backward_projections(
         self, saved: MultiHeadSaved, grad: Array, g: _core.AttentionGradients

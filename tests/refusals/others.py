@@ -488,6 +488,7 @@ ROTATED = {
         {"parameters": ROTATED_LAYER.parameters | {"scale": np.full(2, np.nan, np.float32)}},
     ),
 }
+TURNED = sdpa.MultiHeadAttention(8, 2, d_context=6, rotary=True, rng=0)
 BACKWARD = {
     "grad_out": (ValueError, "grad_out: expected (2, 5, 8), got (5, 8)", {"grad_out": ones(5, 8)}),
     "grad_out dtype": (
@@ -499,6 +500,18 @@ BACKWARD = {
         TypeError,
         "saved: expected the saved of a forward call, got <class 'numpy.ndarray'>",
         {"saved": ones(2, 5, 8)},
+    ),
+    "saved of another width": (
+        ValueError,
+        "saved: expected that of a layer with d_context=6, got one with d_context=8; each layer "
+        "takes what its own forward has saved",
+        {"saved": sdpa.MultiHeadAttention(8, 2, rng=0).forward(ones(2, 5, 8)).saved},
+    ),
+    "saved of rotated queries": (
+        ValueError,
+        "saved: expected that of a layer with rotary=False, got one with rotary=True; each layer "
+        "takes what its own forward has saved",
+        {"saved": TURNED.forward(ones(2, 5, 8), ones(2, 7, 6)).saved},
     ),
     "needs": (
         ValueError,

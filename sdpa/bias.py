@@ -235,7 +235,7 @@ def t5_attention_backward(
     grad_out, query, key, value : array_like
         As in `attention_backward`.
     table : array_like, (num_buckets, heads)
-        Of any floating dtype; its heads are query's.
+        Of any floating dtype; its heads are query's, 1 where query has no axis of heads.
     out, lse, grad_lse : array_like
         As in `attention_backward`.
     bidirectional, max_distance : optional
@@ -280,6 +280,7 @@ def t5_attention_backward(
     )  # fmt: skip
     _core._check_attention(query, key, value, **checked)
     _check_table(table)
+    has_heads = _check_heads(table, query, key, value)
     n_q, n_k = query.shape[-2], key.shape[-2]
     offset = pop_query_offset(checked, n_q, n_k)
     buckets = _buckets("table", len(table), n_q, n_k, bidirectional, max_distance, offset)
@@ -289,20 +290,24 @@ def t5_attention_backward(
     checked["query_offset"] = int(near)
     like_bias = np.broadcast_to(np.zeros((), table.dtype), (table.shape[1], n_q, n_k))
     inner = tuple("attn_mask" if name == "table" else name for name in needs)
+    mask = {"attn_mask": like_bias if has_heads else like_bias[0]}
     upstream = checked_upstream(
-        grad_out, (query, key, value), out, lse, grad_lse, inner, checked | {"attn_mask": like_bias}
+        grad_out, (query, key, value), out, lse, grad_lse, inner, checked | mask
     )
 
     bias = _toeplitz(np.ascontiguousarray(widen(table)[buckets].T), n_q, n_k)
     operands = (widen(query), widen(key), widen(value))
+    if not has_heads:
+        operands = (operands[0][None], operands[1][None], operands[2][None])
+        one_head = {name: x[None] for name, x in upstream._asdict().items() if x is not None}
+        upstream = upstream._replace(**one_head)
     total = _summed_over_blocks(upstream, operands, bias, buckets, len(table), inner, checked)
-    return T5Gradients(
-        rounded(total.get("query"), query),
-        rounded(total.get("key"), key),
-        rounded(total.get("value"), value),
-        rounded(total.get("table"), table),
-        total.get("sinks"),
-    )
+    arguments = {"query": query, "key": key, "value": value, "table": table}
+    found: dict[str, Any] = dict.fromkeys(T5Gradients._fields) | total
+    for name, x in arguments.items():
+        if name in total:
+            found[name] = cast(Array, rounded(total[name], x)).reshape(x.shape)
+    return T5Gradients(**found)
 
 
 @_warnings.silenced()  # the mask is the table's
@@ -349,6 +354,18 @@ def _check_table(table: Array) -> None:
     checked_float("table", table)
     if table.ndim != 2:
         raise ValueError(f"table: expected (num_buckets, heads), got {table.shape}")
+
+
+def _check_heads(table: Array, *operands: Array) -> bool:
+    """Raise a ValueError unless the table has their heads; return whether they have an axis."""
+    heads = [x.shape[-3] for x in operands if x.ndim > 2]
+    n = 0 if 0 in heads else max(heads, default=1)
+    if table.shape[1] not in (1, n):
+        raise ValueError(
+            f"table: expected (num_buckets, {n}), a column for each head of query, "
+            f"got {table.shape}"
+        )
+    return bool(heads)
 
 
 def _buckets(

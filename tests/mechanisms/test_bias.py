@@ -164,6 +164,25 @@ def test_all_gradients_in_blocks(monkeypatch, rng, isa, options, block):
         np.testing.assert_allclose(ours, true, rtol=0, atol=1e-12 * abs(true).max())
 
 
+@pytest.mark.parametrize("block", [2, 1000])
+def test_one_head_without_an_axis(monkeypatch, rng, block):
+    monkeypatch.setattr(bias, "_BLOCK_ROWS", block)
+    monkeypatch.setattr(bias, "_BLOCK_ELEMENTS", 0)
+    query, key, value, grad_out = (rng.standard_normal((n, 4)) for n in (5, 7, 7, 5))
+    table, options = rng.standard_normal((8, 1)), {"sinks": 0.3, "is_causal": "lower_right"}
+    own = {"bidirectional": False, "max_distance": 9}
+    view = bias.t5_relative(table, 5, 7, query_offset=2, **own)[0]
+    saved = sdpa.attention_forward(query, key, value, view, **options)
+    given = options | own | {"needs": ("query", "key", "value", "table", "sinks")}
+    x = (grad_out, query, key, value), saved
+    grads = bias.t5_attention_backward(*x[0], table, *x[1], **given)
+    with_heads = [[y[None] for y in part] for part in x]
+    expected = bias.t5_attention_backward(*with_heads[0], table, *with_heads[1], **given)
+    for ours, one, like in zip(grads, expected, (query, key, value, table, 0.3), strict=True):
+        np.testing.assert_array_equal(ours, one.reshape(np.shape(like)))
+        assert np.shape(ours) == np.shape(like)
+
+
 def test_gradients_in_blocks_of_16_bits(rng, dtype):
     """Sums over blocks stay in float32 and are rounded once."""
     query, key, value, grad_out = (normal(rng, (2, 70, 8), dtype) for _ in range(4))

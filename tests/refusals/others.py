@@ -196,7 +196,7 @@ T5_ATTENTION = {
     ),
     "table heads": (
         ValueError,
-        "attn_mask: expected a shape that broadcasts to (2, 4, 5, 7), got (3, 5, 7)",
+        "table: expected (num_buckets, 4), a column for each head of query, got (32, 3)",
         {"table": ones(32, 3)},
     ),
     "query_offset": (

@@ -31,7 +31,7 @@ def checked_call(
     parameters, positions, context_positions = own
     checked = checked_options(function, options, LayerOptions.__annotations__)
     checked["enable_gqa"] = layer.kv_heads != layer.heads
-    given = _checked_parameters(layer, layer.parameters if parameters is None else parameters)
+    given = checked_parameters(layer, layer.parameters if parameters is None else parameters)
     (x,), (given_context, *at), checked = converted(
         checked,
         {"context": context, "positions": positions, "context_positions": context_positions},
@@ -110,7 +110,8 @@ def check_names(layer: Definition, parameters: Any) -> None:
         raise ValueError(f"parameters: expected {names}, got {sorted(parameters)}")
 
 
-def _checked_parameters(layer: Definition, parameters: Mapping[str, ArrayLike]) -> dict[str, Array]:
+def checked_parameters(layer: Definition, parameters: Mapping[str, ArrayLike]) -> dict[str, Array]:
+    """The parameters as arrays; an exception for those that are not of the layer."""
     check_names(layer, parameters)
     shapes = layer._shapes()
     names = {f"parameters[{name!r}]": parameters[name] for name in shapes}

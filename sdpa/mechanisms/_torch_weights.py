@@ -15,6 +15,7 @@ import numpy as np
 from sdpa._arguments import float_dtype
 from sdpa._arrays import Array
 from sdpa.mechanisms._definition import Definition
+from sdpa.mechanisms._multi_head_arguments import checked_parameters
 
 try:
     import torch
@@ -46,11 +47,14 @@ def from_module(cls: type[Layer], module: Any) -> Layer:
         weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
     tensors = {f"w_{kind}": w for kind, w in zip(_KINDS, weights, strict=True)}
     tensors["w_out"] = module.out_proj.weight
-    has_bias = module.in_proj_bias is not None
+    own = module.in_proj_bias, module.out_proj.bias
+    has_bias = any(b is not None for b in own)
     if has_bias:
-        biases = module.in_proj_bias.chunk(3)
-        tensors |= {f"b_{kind}": b for kind, b in zip(_KINDS, biases, strict=True)}
-        tensors["b_out"] = module.out_proj.bias
+        # One that was taken away afterwards is 0.
+        sizes = 3 * module.embed_dim, module.embed_dim
+        b_in, b_out = (torch.zeros(n) if b is None else b for n, b in zip(sizes, own, strict=True))
+        tensors |= {f"b_{kind}": b for kind, b in zip(_KINDS, b_in.chunk(3), strict=True)}
+        tensors["b_out"] = b_out
     dtype = _dtype(module.out_proj.weight.dtype)
     layer = cls(
         module.embed_dim,
@@ -127,7 +131,8 @@ def to_module(layer: Definition) -> torch.nn.MultiheadAttention:
         dtype=getattr(torch, layer.dtype.name),
     )
     weights = {
-        name: torch.from_numpy(np.array(y.T, np.float64)) for name, y in layer.parameters.items()
+        name: torch.from_numpy(np.array(y.T, np.float64))
+        for name, y in checked_parameters(layer, layer.parameters).items()
     }
     state = {"out_proj.weight": weights["w_out"]}
     if layer.d_context == layer.d_model:

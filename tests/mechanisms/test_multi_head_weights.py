@@ -72,6 +72,30 @@ def test_weights_of_torch_are_copied(torch, dtype, rng):
     assert all(w.flags.c_contiguous for w in again.parameters.values())
 
 
+@pytest.mark.parametrize("name", ["in_proj_bias", "out_proj.bias"])
+def test_a_bias_that_was_taken_from_the_module(torch, rng, name):
+    module = torch.nn.MultiheadAttention(D_MODEL, HEADS, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        for p in (module.in_proj_bias, module.out_proj.bias):
+            p.copy_(torch.tensor(rng.standard_normal(p.shape)))
+    owner, _, attribute = name.rpartition(".")
+    setattr(module.get_submodule(owner), attribute, None)
+    x = rng.standard_normal((2, 6, D_MODEL))
+    expected = module(*[torch.tensor(x)] * 3)[0].detach().numpy()
+    ours = sdpa.MultiHeadAttention.from_torch(module)(x)
+    np.testing.assert_allclose(ours, expected, rtol=1e-13, atol=4e-13)
+
+
+def test_parameters_that_are_not_the_layer_s(torch):
+    layer = sdpa.MultiHeadAttention(8, 2)
+    for value, exception, text in (
+        (np.zeros((3, 3), np.float32), ValueError, "expected (8, 8), got (3, 3)"),
+        (np.eye(8) * 1j, TypeError, "expected the layer's dtype float32, got complex128"),
+    ):
+        layer.parameters["w_query"] = value
+        assert message(exception, layer.to_torch) == f"parameters['w_query']: {text}"
+
+
 class Renamed(sdpa.MultiHeadAttention):
     pass
 

@@ -79,7 +79,7 @@ class Problem:
         if self.block_options.get("key_lengths") is not None:
             lengths = _arguments.integers("key_lengths", options["key_lengths"])
             self.block_options["key_lengths"] = lengths
-        self.dropout_p, rng = options.get("dropout_p", 0.0), options.get("rng")
+        self.dropout_p, rng = float(options.get("dropout_p", 0.0)), options.get("rng")
         self.seed = None if rng is None else _arguments.seed(rng)
         # Whether the kernel can compute the band, with the scores of relative rows as a bias.
         self.is_plain = self.dropout_p == 0 and not changes_scores(options)

@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sdpa import _core
-from sdpa._arguments import checked_needs, checked_options, checked_rows, converted
+from sdpa._arguments import (
+    checked_float,
+    checked_needs,
+    checked_options,
+    checked_rows,
+    converted,
+)
 from sdpa._arrays import (
     Array,
     native,
@@ -265,6 +271,7 @@ def _projected_shape(query: Array, key: Array, weight: Array) -> Array:
         ("weight", weight, "d_q, d_k"),
     ):
         checked_rows(name, x, text)
+    checked_float("query", query)
     if native(weight.dtype) != native(query.dtype):
         raise TypeError(
             f"weight: expected query's dtype {query.dtype}, got {weight.dtype}; "

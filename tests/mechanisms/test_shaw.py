@@ -1,6 +1,7 @@
 """Attention with relative positions: against the oracle in derived bounds, by hand, edges."""
 
 import tracemalloc
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -334,6 +335,12 @@ def test_vectors_of_zero_are_attention(rng, compute_dtype, options):
         out, sdpa.attention(*qkv, **options), rtol=0, atol=100 * unit_roundoff(compute_dtype)
     )
     np.testing.assert_array_equal(sdpa.shaw_attention(*qkv, zero[0], **options), out)
+
+
+def test_dropout_may_be_a_decimal(rng):
+    x, options = rng.standard_normal((4, 5, 3)), {"rng": 1}
+    half, other = (sdpa.shaw_attention(*x, dropout_p=p, **options) for p in (0.5, Decimal("0.5")))
+    assert_same_bits(half, other)
 
 
 def test_dropout_without_a_seed_draws_anew(rng):

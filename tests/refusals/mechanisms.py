@@ -183,6 +183,11 @@ BILINEAR_ROWS = {
         f"query: expected {FLOATS}, got int64; write query.astype(np.float32)",
         {"query": np.ones((2, 4, 5, 8), int), "weight": np.ones((8, 8), int)},
     ),
+    "complex query": (
+        TypeError,
+        f"query: expected {FLOATS}, got complex64",
+        {"query": ones(2, 4, 5, 6, dtype=np.complex64)},
+    ),
 }
 
 SHAW_ROWS = {

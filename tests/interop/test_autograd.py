@@ -168,6 +168,20 @@ def test_third_order_of_padding_alone(rng):
     assert not grad(lambda q: anp.sum(grad(lambda q: anp.sum(grad(f)(q)))(q)))(q).any()
 
 
+def test_constants_of_a_formula_may_be_lists(rng):
+    query, key, value = rng.standard_normal((3, 2, 4, 3))
+    options = {"scale": [1.0, 2.0], "sinks": [0.1, 0.2], "where": [[[True] * 3 + [False]]] * 2}
+    options |= {"attn_mask": [0.0, 1.0, -np.inf, 2.0]}
+
+    def twice(*rest, **options):
+        once = lambda x: make_jvp(lambda x: interop.attention(x, *rest, **options))(x)(query)[1]  # noqa: E731
+        return make_jvp(once)(query)(query)[1]
+
+    arrays = {name: np.array(x) for name, x in options.items()}
+    found = twice(key.tolist(), value.tolist(), **options)
+    assert_same_bits(found, twice(key, value, **arrays))
+
+
 def test_tangents_of_another_type(rng):
     """autograd's own functions may make them wider."""
     operands, options = problem(rng, "bias", np.float32)

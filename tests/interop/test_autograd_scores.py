@@ -136,6 +136,17 @@ def test_forward_mode_in_every_type(rng, dtype, name):
 
 
 @pytest.mark.parametrize("name", OWN)
+def test_constants_may_be_lists(rng, name):
+    f, operands, _ = problem(rng, name, "bias and sinks")
+    value = operands.pop("value")
+    found, expected = (
+        make_jvp(lambda x, f=f, given=given: getattr(interop, f)(**given, value=x))(value)(value)[1]
+        for given in ({n: np.asarray(x).tolist() for n, x in operands.items()}, operands)
+    )
+    assert_same_bits(found, expected)
+
+
+@pytest.mark.parametrize("name", OWN)
 def test_a_batch_that_value_alone_has(rng, name):
     """The pattern of dropout, key lengths and slopes are those of the result's entries."""
     f, operands, options = problem(rng, name, "softcap and dropout")

@@ -29,6 +29,7 @@ from sdpa._table import (
 from sdpa.interop.autograd._modes import (
     Function,
     TracedCall,
+    array,
     jvp_of,
     plain,
     refuse_out,
@@ -402,7 +403,7 @@ def composed_softmax(call: TracedCall, s: Any, extra: Mapping[str, Any]) -> Any:
         s = _scored(call, s, extra["score_args"])
     seen = fixed > -np.inf
     s = s + np.where(seen, fixed, 0)
-    masks = [extra[name] if name in extra else call.options.get(name) for name in _MASKS]
+    masks = [extra[name] if name in extra else array(call.options.get(name)) for name in _MASKS]
     for mask in (x for x in masks if x is not None):
         is_bias = anp.result_type(mask).kind != "b"
         unmasked = plain(mask) > -np.inf if is_bias else mask

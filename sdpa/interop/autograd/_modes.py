@@ -59,8 +59,15 @@ defvjp(
 defjvp(_as_type, lambda t, ans, x, dtype: _as_type(t, dtype), argnums=(0,))
 
 
+def array(x: Any) -> Any:
+    """What a composed formula indexes in place of a list or an array of another library."""
+    is_known = x is None or isinstance(plain(x), (np.ndarray, np.generic, float, int))
+    return x if is_known else np.asarray(x)
+
+
 def widened(x: Any) -> Any:
     """x in the type of the arithmetic, in which a composed formula computes."""
+    x = array(x)
     dtype = getattr(plain(x), "dtype", None)
     if dtype is None or not is_float(dtype) or not is_narrow(dtype):
         return x

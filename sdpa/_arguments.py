@@ -69,7 +69,6 @@ _ARRAYS = {
     for name, _, annotation, *_, axes in _core._options()
     if axes and axes != "s"
 }
-_PROGRAMS = {name for name, _, _, _, kind, *_ in _core._options() if kind == "program"}
 _NUMBER = (numbers.Number, str)  # a string is refused where the number is read
 
 
@@ -165,8 +164,6 @@ def _unexpected(function: Callable[..., Any], name: str, known: Collection[str])
     parameters = inspect.signature(function).parameters.values()
     own = [p.name for p in parameters if p.default is not p.empty]
     hint = _core._hint(name, [*own, *known])
-    if name in _PROGRAMS:
-        hint = "; sdpa.attention takes functions of scores and masks"
     return f"{function.__qualname__}() got an unexpected keyword argument '{name}'{hint}"
 
 

@@ -110,6 +110,8 @@ def attend(
     TypeError, ValueError
         As `sdpa.attention`, and for dropout, naming the argument, before anything is read. While
         reading, if a store returns another shape or dtype than it declares.
+    IndexError
+        As `sdpa.attention`.
     ImportError
         progress is True and tqdm is not installed.
 
@@ -222,7 +224,7 @@ def attend_backward(
 
     Raises
     ------
-    TypeError, ValueError, ImportError
+    TypeError, ValueError, IndexError, ImportError
         As `attend`.
 
     Examples

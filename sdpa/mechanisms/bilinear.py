@@ -128,7 +128,7 @@ def bilinear_attention_forward(
     Parameters
     ----------
     query, key, value, weight : array_like
-        As in `bilinear_attention`, but dropout_p needs rng, an int, which the backward repeats.
+        As in `bilinear_attention`.
     **options : attn_mask, dropout_p, is_causal, enable_gqa, window, sinks, ...
         As in `bilinear_attention`, but dropout_p needs rng, an int, which the backward repeats.
 

@@ -136,9 +136,9 @@ def cosine_attention_forward(
     Parameters
     ----------
     query, key, value : array_like
-        As in `cosine_attention`, but dropout_p needs rng, an int, which the backward repeats.
+        As in `cosine_attention`.
     temperature, eps : float
-        As in `cosine_attention`, but dropout_p needs rng, an int, which the backward repeats.
+        As in `cosine_attention`.
     **options : attn_mask, dropout_p, is_causal, enable_gqa, window, sinks, ...
         As in `cosine_attention`, but dropout_p needs rng, an int, which the backward repeats.
 

@@ -90,7 +90,7 @@ def rotary_embedding_backward(
     ----------
     grad : array_like, (..., L, d)
         Of the shape and dtype of x.
-    positions, base, interleaved, rotary_dim : optional
+    positions, base, interleaved, rotary_dim : array_like, float, bool, int
         As in the forward call.
 
     Returns

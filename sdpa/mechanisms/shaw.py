@@ -127,7 +127,7 @@ def shaw_attention_forward(
     Parameters
     ----------
     query, key, value, rel_key, rel_value : array_like
-        As in `shaw_attention`, but dropout_p needs rng, an int, which the backward repeats.
+        As in `shaw_attention`.
     **options : attn_mask, is_causal, scale, enable_gqa, window, sinks, key_lengths, ...
         As in `shaw_attention`, but dropout_p needs rng, an int, which the backward repeats.
 

@@ -1,5 +1,7 @@
 #include "synonyms.h"
 
+#include <string.h>
+
 #include "options.h"
 #include "values.h"
 
@@ -60,7 +62,23 @@ static int applies(int row, PyObject *keyword, PyObject *names) {
     return excluded ? excluded < 0 ? -1 : 0 : contains(names, table[row].parameter);
 }
 
-/* What a word of another library stands for: new reference. NULL without an exception if it is none. */
+/* The remedy for an option that some kind of attention does not have, functions of scores and masks, or any where `names`
+ * are those of a function of the extension: new reference. NULL without an exception for others. */
+static PyObject *hint_of_option(PyObject *keyword, PyObject *names) {
+    const int causal = contains(names, "is_causal"), operands = causal > 0 ? contains(names, "query") : 0;
+    if (causal < 1 || operands < 0) return NULL;
+    for (int i = 0; i < sdpa_n_options; i++) {
+        const sdpa_option *option = &sdpa_option_table[i];
+        const bool is_meant = operands ? strcmp(option->kind, "call") != 0 : strcmp(option->kind, "program") == 0;
+        if (is_meant && option->where & IN(ATTENTION) &&
+            PyUnicode_CompareWithASCIIString(keyword, sdpa_name_text(option->name)) == 0) {
+            return PyUnicode_FromString("; sdpa.attention has this option");
+        }
+    }
+    return NULL;
+}
+
+/* What a word of another library, or another option, stands for: new reference. NULL without an exception if nothing. */
 static PyObject *hint_of_word(PyObject *keyword, PyObject *names) {
     for (int row = 0; row < (int)(sizeof table / sizeof *table); row++) {
         const int found = applies(row, keyword, names);
@@ -72,7 +90,7 @@ static PyObject *hint_of_word(PyObject *keyword, PyObject *names) {
         const int found = is_among(keyword, sdpa_option_table[i].words) ? contains(names, name) : 0;
         if (found) return found < 0 ? NULL : meant(name);
     }
-    return NULL;
+    return hint_of_option(keyword, names);
 }
 
 PyObject *sdpa_hint(PyObject *keyword, PyObject *names) {

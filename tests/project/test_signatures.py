@@ -215,6 +215,13 @@ def test_documentation_lists_all_gradients(name):
         getattr(sdpa, name)(**CALLS[getattr(sdpa, name)]() | {"needs": ["x"]})
 
 
+@pytest.mark.parametrize("name", OPERANDS)
+def test_documentation_has_the_error_of_an_index(name):
+    """It comes while pairs are computed, unlike the others."""
+    document = inspect.getdoc(getattr(sdpa, name))
+    assert ("\nIndexError\n" in document) == ("score_mod" in options_of(name))
+
+
 @pytest.mark.parametrize("name", [x for x in SIGNATURES if "rng" in options_of(x)])
 def test_documentation_says_what_rng_may_be(name):
     """What each function does without a seed, and with a Generator, is what it says."""

@@ -440,4 +440,8 @@ TABLE += [
     (sdpa.attention, DRAWN | OUT),
     (sdpa.attention_forward, OUT),
     (sdpa.attention_weights, {"out": unknown("out")}),
+    (
+        sdpa.scaled_dot_product_attention,
+        {"elsewhere": unknown("window", "; sdpa.attention has this option")},
+    ),
 ]

@@ -248,6 +248,7 @@ def unknown(name, remedy=""):
 
 DIVIDES = ". Did you mean 'temperature'? The scores are divided by it"
 MULTIPLIES = ". Did you mean 'scale'? The scores are multiplied by it"
+ELSEWHERE = "; sdpa.attention has this option"
 
 
 # The closest of the names that may still be given.
@@ -333,6 +334,7 @@ TABLE = [
     *((function, WITHOUT_HEADS | ADDITIVE_ROWS) for function in ADDITIVE),
     *((function, WITHOUT_SCALE | COSINE_ROWS | unknown("scale", DIVIDES)) for function in COSINE),
     *((function, unknown("scope")) for function in COSINE),
+    *((function, unknown("score_mod", ELSEWHERE)) for function in (*ADDITIVE, *COSINE)),
     *((function, WITHOUT_QUERY | BILINEAR_ROWS) for function in BILINEAR),
     *(
         (function, WITHOUT_WHERE | SHAW_ROWS | unknown("temperature", MULTIPLIES))

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         "handwritten digits and on random numbers, and the speed against NumPy.",
     )
     parser.add_argument("--version", action="version", version=cli.VERSION)
-    as_json = "print the same as JSON"
+    as_json, seeds = "print the same as JSON", cli.in_range(int, low=0)
     parser.add_argument("--json", action="store_true", help=as_json)
     parser.add_argument(
         "--all", action="store_true", help="print all tables and findings, in 100 columns"
@@ -54,10 +54,10 @@ def _parser() -> argparse.ArgumentParser:
         choices=LANGUAGES,
         help="language of the first screen, and in which the report opens; default: the system's",
     )
-    parser.add_argument("--seed", type=_integer(0), default=0, help="default %(default)s")
+    parser.add_argument("--seed", type=seeds, default=0, help="default %(default)s")
     parser.add_argument(
         "--draws",
-        type=_integer(FEWEST_DRAWS),
+        type=cli.in_range(int, low=FEWEST_DRAWS),
         default=N_IMAGES,
         help=f"inputs of each kind, from {FEWEST_DRAWS}; default %(default)s, all images",
     )
@@ -72,15 +72,23 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
     claims = commands.add_parser("claims", help="every claim of the notes, judged by measurement")
     claims.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
-    claims.add_argument("--seed", type=_integer(0), default=argparse.SUPPRESS, help="default 0")
+    claims.add_argument("--seed", type=seeds, default=argparse.SUPPRESS, help="default 0")
     claims.add_argument("--only", metavar="ID", nargs="+", help="judge only these rows")
-    claims.add_argument("--save", metavar="DIR", help="write the measurements of every draw to DIR")
     claims.add_argument(
-        "--times", type=float, default=1.0, help="multiplies the numbers of draws; default 1"
+        "--save",
+        metavar="DIR",
+        type=cli.folder,
+        help="write the measurements of every draw to DIR",
+    )
+    claims.add_argument(
+        "--times",
+        type=cli.in_range(float, above=0),
+        default=1.0,
+        help="multiplies the numbers of draws; default 1",
     )
     claims.add_argument(
         "--workers",
-        type=_integer(1),
+        type=cli.in_range(int, low=1),
         help="processes, for the rows that time nothing; default: as many as CPUs, up to 8",
     )
     cli.add_arguments(
@@ -95,18 +103,6 @@ def _parser() -> argparse.ArgumentParser:
         "path", nargs="?", default="sdpa-explorer.html", help="default ./%(default)s"
     )
     return parser
-
-
-def _integer(least: int) -> Callable[[str], int]:
-    """Return a type for argparse: integers of at least `least`."""
-
-    def integer(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
-        return value
-
-    return integer
 
 
 def _destination(name: str) -> Path:
@@ -149,7 +145,7 @@ def _claims(options: argparse.Namespace) -> None:
             seed=options.seed,
             times=options.times,
             workers=options.workers,
-            directory=options.save,
+            directory=options.save and str(options.save),
             progress=progress,
         )
     if not complete:

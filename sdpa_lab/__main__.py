@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 from inspect import signature
-from pathlib import Path
 
 import sdpa_lab as lab
 
 from . import style
-from .cli import EXPERIMENTS, arguments
+from .cli import EXPERIMENTS, arguments, folder, in_range
 from .tools.progress import progress
 
 NAMES = tuple(name for name in EXPERIMENTS if "draws" in arguments(name))
@@ -25,9 +24,10 @@ NAMES = tuple(name for name in EXPERIMENTS if "draws" in arguments(name))
 def main() -> None:
     """Run the experiments, in some minutes with the usual draws."""
     parser = argparse.ArgumentParser(prog="python -m sdpa_lab", description=__doc__)
-    parser.add_argument("--save", metavar="DIR", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--times", type=int, default=1, help="of the usual number of draws")
+    parser.add_argument("--save", metavar="DIR", type=folder)
+    parser.add_argument("--seed", type=in_range(int, low=0), default=0)
+    times = in_range(int, low=1)
+    parser.add_argument("--times", type=times, default=1, help="of the usual number of draws")
     parser.add_argument("--only", metavar="NAME", nargs="+", choices=NAMES, default=NAMES)
     options = parser.parse_args()
     with progress("experiments", len(options.only)) as move:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from inspect import getdoc, signature
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,20 @@ one by one, as progress; None where there is no such loop.
 FIRST, LAST = ("d_k", "n", "sigma", "rho"), ("draws", "seed")
 """The order of arguments: these, those of the experiment, these."""
 
+RANGES: Mapping[str, Mapping[str, float]] = {
+    "draws": {"low": 2},  # an interval needs two
+    "matrices_each": {"low": 2},
+    "batches": {"low": 2},
+    "turns": {"low": 2},
+    "n": {"low": 2},
+    "seed": {"low": 0},
+    "sigma": {"low": 0},
+    "bandwidths": {"above": 0},
+    "common": {"low": 0, "high": 1},
+    "rho": {"low": -1, "high": 1},
+}
+"""Bounds of arguments; other integers are at least 1, other numbers finite."""
+
 WIDEST, NARROWEST = 100, 40
 VERSION = f"sdpa {sdpa.__version__}"
 
@@ -70,6 +86,38 @@ def columns() -> int:
 
 
 # ------------------------------------------------------------------------------- arguments
+
+
+def in_range(
+    kind: type[int] | type[float], *, low: float = -inf, high: float = inf, above: float = -inf
+) -> Callable[[str], Any]:
+    """A type for argparse: finite numbers from `low` to `high`, and more than `above`."""
+
+    def number(text: str) -> Any:
+        value = kind(text)
+        if kind is float and not isfinite(value):
+            raise argparse.ArgumentTypeError(f"expected a finite number, got {value}")
+        if value <= above:
+            raise argparse.ArgumentTypeError(f"expected more than {above}, got {value}")
+        if not low <= value <= high:
+            bounds = f"at least {low}" if high == inf else f"{low} to {high}"
+            raise argparse.ArgumentTypeError(f"expected {bounds}, got {value}")
+        return value
+
+    number.__name__ = "integer" if kind is int else "number"  # for argparse's own message
+    return number
+
+
+def folder(name: str) -> Path:
+    """A type for argparse: a folder to write into, made if it is not there."""
+    path = Path(name)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write {path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {path}: no permission")
+    return path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +157,11 @@ def _add_argument(parser: argparse.ArgumentParser, name: str, default: Any) -> N
         )
         return
     values = default if isinstance(default, tuple) else (default,)
-    kind: Callable[[str], Any] = next(t for t in (str, float, int) if _any_is(t, values))
+    kind: Callable[[str], Any] = str
+    if not _any_is(str, values):
+        whole = not _any_is(float, values)
+        bounds = RANGES.get(name, {"low": 1} if whole else {})
+        kind = in_range(int if whole else float, **bounds)
     shown = " ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in values)
     parser.add_argument(
         option,

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sdpa
+from sdpa._arguments import count
 
 from .. import style
 from ..tools.estimate import Draws
@@ -68,7 +69,7 @@ def correlated_growth(
     Parameters
     ----------
     d_k : iterable of int
-        Ascending.
+        Ascending, from 2.
     rho : iterable of float in [-1, 1]
         Correlation of the elements of W^Q with those of W^K.
     rank : iterable of int
@@ -94,7 +95,8 @@ def correlated_growth(
     (array([20., 90.]), array([0.5 , 0.98]))
     """
     rows: list[dict[str, Cell]] = []
-    for length, directions, correlation, width in product(n, rank, rho, d_k):
+    widths = [count("d_k", width, 2) for width in d_k]
+    for length, directions, correlation, width in product(n, rank, rho, widths):
         rng = stream(seed, "correlation", directions, str(correlation), width, length)
         x = rng.standard_normal((draws, length, directions), np.float32)
         query, key = (x @ w for w in correlated(draws, directions, width, correlation, rng))
@@ -102,7 +104,7 @@ def correlated_growth(
         scores = np.asarray(scores, np.float64)
         off = ~np.eye(length, dtype=bool)
         law = score_std(width, correlation, directions)
-        before = score_std(max(1, width // 2), correlation, directions)
+        before = score_std(width // 2, correlation, directions)
         own = scores[:, ~off].mean(axis=1) / width
         rows.append(
             {
@@ -112,7 +114,7 @@ def correlated_growth(
                 "d_k": width,
                 "std": Draws((scores[:, off] ** 2).mean(axis=1), "root_mean", law),
                 "diagonal": Draws(own, predicted=float(correlation)),
-                "exponent": exponent(before, law, width / max(1, width // 2)),
+                "exponent": exponent(before, law, width / (width // 2)),
             }
         )
     return Table("Scores of queries and keys that correlate", rows)

@@ -394,6 +394,8 @@ def best(values: Floats, grid: Floats, chosen: npt.NDArray[np.int64]) -> tuple[E
 def peak(curves: Floats, grid: Floats) -> Floats:
     """Where curves over a geometric grid, (..., grid), are largest: on a parabola, or at an end."""
     i = np.argmax(curves, axis=-1)
+    if len(grid) < 3:
+        return np.asarray(grid[i])
     inner = np.clip(i, 1, len(grid) - 2)
     left, middle, right = (
         np.log(np.take_along_axis(curves, inner[..., None] + step, axis=-1)[..., 0] + 1e-300)

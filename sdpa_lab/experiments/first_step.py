@@ -37,7 +37,7 @@ import numpy.typing as npt
 import sdpa
 
 from .. import style
-from ..tools.estimate import Draws
+from ..tools.estimate import Draws, checked_slope
 from ..tools.inputs import stream
 from ..tools.machine import one_blas_thread
 from ..tools.table import Cell, Table
@@ -162,6 +162,7 @@ def first_step_exponents(
     [('SGD', 'sqrt(d_k)'), ('Adam', 'd_k'), ('Muon', 'sqrt(d_k)')]
     """
     widths, named, exponents = tuple(d_k), _known(optimisers), tuple(powers)
+    checked_slope("d_k", widths)
     found = [_changes(width, named, exponents, d_model, draws, seed) for width in widths]
     rows: list[dict[str, Cell]] = []
     for name in named:

@@ -17,7 +17,7 @@ import sdpa
 
 from .. import style, theory
 from ..measure import DEAD
-from ..tools.estimate import Draws
+from ..tools.estimate import Draws, checked_slope
 from ..tools.inputs import stream
 from ..tools.table import Cell, Table
 from .growth import CHUNK, Array
@@ -180,6 +180,7 @@ def exponents(
     True
     """
     widths = list(d_k)
+    checked_slope("d_k", widths)
     rows: list[dict[str, Cell]] = []
     for length in n:
         norms = [

@@ -7,8 +7,8 @@ or TABLES. All of them take some minutes, most of them for the models that are t
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -330,4 +330,7 @@ def main(names: list[str], folder: Path = FOLDER) -> None:
 __all__ = ["FIGURES", "TABLES", "main", "picture"]
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(prog="python -m sdpa_lab.report.why", description=__doc__)
+    known = [*FIGURES, *TABLES]
+    parser.add_argument("NAME", nargs="*", choices=known, help="default: all of them")
+    main(parser.parse_args().NAME)

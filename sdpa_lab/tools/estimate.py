@@ -6,7 +6,7 @@ treat the mean as normal: exact for normal draws, good for others from about thi
 where the draws are very skewed or the level is high.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from math import pi, sqrt, tan
 from statistics import NormalDist
@@ -57,6 +57,12 @@ class Draws(NamedTuple):
         """The statistic and its interval at a level in (0, 1)."""
         found = STATISTICS[self.statistic](self.values, level=level)
         return found._replace(predicted=self.predicted)
+
+
+def checked_slope(name: str, values: Collection[float]) -> None:
+    """Raise a ValueError where a slope over these values is not defined."""
+    if len(set(values)) < 2:
+        raise ValueError(f"{name}: expected at least 2 different values, got {list(values)}")
 
 
 def exact(value: float, predicted: float | None = None) -> Estimate:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from .. import style
+from ..cli import folder, in_range
 from ..tools.progress import progress
 from ..tools.table import Table
 from . import dynamics, experiments, models, plots, stability
@@ -54,8 +54,8 @@ GRID: dict[str, tuple[int, Callable[..., Table], dict[str, Any]]] = {
 def main() -> None:
     """Run the grids."""
     parser = argparse.ArgumentParser(prog="python -m sdpa_lab.training", description=__doc__)
-    parser.add_argument("--save", metavar="DIR", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", metavar="DIR", type=folder)
+    parser.add_argument("--seed", type=in_range(int, low=0), default=0)
     parser.add_argument("--only", metavar="NAME", nargs="+", choices=[*GRID, "models"])
     options = parser.parse_args()
     wanted = options.only or [*GRID, "models"]

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import runpy
 import sys
 from inspect import signature
 
@@ -16,6 +17,7 @@ from sdpa.__main__ import INTERRUPTED, main
 from sdpa_lab import claims, cli
 from sdpa_lab.claims import cli as ledger
 from sdpa_lab.claims import parallel
+from sdpa_lab.experiments import criteria
 from sdpa_lab.report import screen
 
 LOOPS = [name for name, loop in cli.EXPERIMENTS.items() if loop]
@@ -120,6 +122,74 @@ def test_lab_refuses(arguments, message):
     with pytest.raises(SystemExit) as caught:
         main(["lab", *arguments])
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lab", "saturation", "--draws", "1"), "--draws: expected at least 2, got 1"),
+        (("lab", "saturation", "--n", "64", "0"), "--n: expected at least 2, got 0"),
+        (("lab", "saturation", "--d-k", "0"), "--d-k: expected at least 1, got 0"),
+        (("lab", "saturation", "--seed", "-1"), "--seed: expected at least 0, got -1"),
+        (("lab", "freezing", "--sigma", "-1"), "--sigma: expected at least 0, got -1.0"),
+        (("lab", "growth", "--mean-key", "nan"), "--mean-key: expected a finite number, got nan"),
+        (("lab", "averaging", "--common", "2"), "--common: expected 0 to 1, got 2.0"),
+        (("lab", "best_sigma", "--rho", "-2"), "--rho: expected -1 to 1, got -2.0"),
+        (("lab", "freezing", "--sigma", "x"), "--sigma: invalid number value: 'x'"),
+        (("claims", "--times", "0"), "--times: expected more than 0, got 0.0"),
+        (("claims", "--times", "nan"), "--times: expected a finite number, got nan"),
+        (("claims", "--times", "inf"), "--times: expected a finite number, got inf"),
+        (("claims", "--save", "/dev/null/x"), "--save: cannot write /dev/null/x: Not a directory"),
+    ],
+)
+def test_values_out_of_range(arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert f"error: argument {message}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        ("", "--times 0", "--times: expected at least 1, got 0"),
+        ("", "--seed -1", "--seed: expected at least 0, got -1"),
+        ("", "--save /dev/null/x", "--save: cannot write /dev/null/x: Not a directory"),
+        (".training", "--seed -1", "--seed: expected at least 0, got -1"),
+        (".training", "--save /dev/null/x", "--save: cannot write /dev/null/x: Not a directory"),
+        (".report.why", "odd", "NAME: invalid choice: 'odd'"),
+    ],
+)
+def test_other_commands_refuse(module, arguments, message, monkeypatch, capsys):
+    module = f"sdpa_lab{module}"
+    monkeypatch.setattr("sys.argv", [module, *arguments.split()])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module(module, run_name="__main__")
+    assert caught.value.code == 2
+    assert f"error: argument {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: lab.exponents([16], [10]), "d_k: expected at least 2 different values, got [16]"),
+        (
+            lambda: lab.first_step_exponents([8, 8]),
+            "d_k: expected at least 2 different values, got [8, 8]",
+        ),
+        (lambda: lab.correlated_growth(d_k=[4, 1]), "d_k: expected at least 2, got 1"),
+    ],
+)
+def test_too_few_values_to_fit(call, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        call()
+
+
+@pytest.mark.parametrize("sigma", [(1.0,), (2.0, 1.0)])
+def test_a_grid_without_neighbours_has_its_maximum_at_an_end(sigma):
+    curves = np.array([[3.0, 1.0], [1.0, 3.0]])[:, : len(sigma)]
+    found = criteria.peak(curves, np.array(sigma))
+    np.testing.assert_array_equal(found, [sigma[0], sigma[-1]])
 
 
 def test_an_interrupted_experiment_keeps_its_rows(tmp_path, monkeypatch, capsys):

@@ -1,17 +1,25 @@
 """What figures and pages refuse before they draw."""
 
-from collections.abc import Sequence
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sdpa._arguments import is_float
+from sdpa._arguments import arrays, is_float
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def checked_weights(weights: npt.ArrayLike) -> npt.NDArray[Any]:
     """Weights as (heads, Lq, Lk) of float64."""
-    given = np.asarray(weights)
+    (given,) = arrays(weights=weights)
+    if given.dtype.kind not in "biuf" and not is_float(given.dtype):
+        raise TypeError(f"weights: expected numbers, got {given.dtype}")
     if given.ndim > 3:
         first = ", ".join("0" * (given.ndim - 3))
         raise ValueError(
@@ -22,10 +30,7 @@ def checked_weights(weights: npt.ArrayLike) -> npt.NDArray[Any]:
         raise ValueError(
             f"weights: expected (Lq, Lk) or (heads, Lq, Lk), none of them 0, got {given.shape}"
         )
-    try:
-        found = given.astype(np.float64).reshape(-1, *given.shape[-2:])
-    except (TypeError, ValueError):
-        raise TypeError(f"weights: expected numbers, got {given.dtype}") from None
+    found = given.astype(np.float64).reshape(-1, *given.shape[-2:])
     wrong = ~np.isfinite(found) | (found < 0)
     if wrong.any():
         head, query, key = (int(i) for i in np.argwhere(wrong)[0])
@@ -46,20 +51,32 @@ def checked_tokens(
     return query, _tokens("key_tokens", key_tokens, n_k, "Lk")
 
 
-def _tokens(name: str, tokens: Sequence[str] | None, n: int, size: str) -> list[str] | None:
+def _tokens(name: str, tokens: Any, n: int, size: str) -> list[str] | None:
     if tokens is None:
         return None
-    if isinstance(tokens, str):
-        raise TypeError(f"{name}: expected a sequence of {n} texts, got one text; write list(text)")
+    if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+        got = "one text; write list(text)" if isinstance(tokens, str) else repr(tokens)
+        raise TypeError(f"{name}: expected a sequence of {n} texts, got {got}")
     texts = [str(token) for token in tokens]
     if len(texts) != n:
         raise ValueError(f"{name}: expected {size} = {n} texts, got {len(texts)}")
     return texts
 
 
+def figure_of(ax: Axes) -> Figure:
+    """The figure that these axes stand in."""
+    from matplotlib.axes import Axes
+
+    if not isinstance(ax, Axes):
+        raise TypeError(f"ax: expected matplotlib.axes.Axes, got {ax!r}")
+    figure = ax.figure.get_figure(root=True)
+    assert figure is not None
+    return figure
+
+
 def hidden_pairs(mask: npt.ArrayLike, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
     """Which pairs of (heads, Lq, Lk) a mask of attention forbids."""
-    given = np.asarray(mask)
+    (given,) = arrays(mask=mask)
     if given.dtype != bool and not is_float(given.dtype):
         raise TypeError(
             f"mask: expected bool (True = attend) or floats that are added to the scores, got "

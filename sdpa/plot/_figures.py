@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sdpa import _core
-from sdpa.plot._checks import checked_tokens, checked_weights, hidden_pairs
+from sdpa import _core, _table
+from sdpa._arguments import checked_options
+from sdpa.plot._checks import checked_tokens, checked_weights, figure_of, hidden_pairs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,7 +112,7 @@ def weights(
     if ax is None:
         figure, places, inches = _panels(heads, n_q, n_k)
     else:
-        figure, places = ax.figure.get_figure(root=True), np.array([ax])
+        figure, places = figure_of(ax), np.array([ax])
         box = ax.get_window_extent()
         inches = box.height / figure.dpi, box.width / figure.dpi
     most = found.max() or 1.0
@@ -295,7 +296,7 @@ def pattern(shape: tuple[int, int], *, ax: Axes | None = None, **options: Any) -
         matplotlib is not installed.
     TypeError, ValueError
         `shape` is not two positive numbers; what `sdpa.attention_statistics` raises for the
-        options; a packed batch.
+        options; those of packed sequences.
 
     Notes
     -----
@@ -309,12 +310,12 @@ def pattern(shape: tuple[int, int], *, ax: Axes | None = None, **options: Any) -
     'query'
     """
     n_q, n_k = _checked_shape(shape)
-    kinds, (rows, columns) = _tiles(n_q, n_k, options)
+    kinds, (rows, columns) = _tiles(n_q, n_k, checked_options(pattern, options, _known()))
     if ax is None:
         figure = _figure(5.6, 1.2 + 4.4 * min(max(n_q / n_k, 0.3), 2))
         axes = figure.subplots()
     else:
-        figure, axes = ax.figure.get_figure(root=True), ax
+        figure, axes = figure_of(ax), ax
 
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
@@ -344,6 +345,12 @@ def pattern(shape: tuple[int, int], *, ax: Axes | None = None, **options: Any) -
     else:
         axes.legend(handles=handles, loc="upper right", fontsize="small", framealpha=1)
     return figure
+
+
+def _known() -> list[str]:
+    """The options that have a meaning for one head."""
+    options = _table.options_of("attention_statistics").values()
+    return [option.name for option in options if option.kind != "packing"]
 
 
 def _checked_shape(shape: Any) -> tuple[int, int]:

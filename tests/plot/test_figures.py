@@ -128,6 +128,17 @@ REFUSED = {
     "nan": ({"weights": NAN}, "weights: expected finite .* nan in head 1, query 2, key 0"),
     "negative": ({"weights": -np.eye(3)}, "weights: expected .* from 0 on, got -1.0 in head 0"),
     "texts": ({"weights": np.array([["a"]])}, "weights: expected numbers, got <U1"),
+    "numbers-as-texts": ({"weights": np.array([["1"]])}, "weights: expected numbers, got <U1"),
+    "complex": ({"weights": np.eye(3) + 0j}, "weights: expected numbers, got complex128"),
+    "nothing": ({"weights": None}, "weights: expected numbers, got object"),
+    "ragged": ({"weights": [[1.0, 2.0], [1.0]]}, "weights: expected an array, got .*list"),
+    "masked": (
+        {"weights": np.ma.array(np.eye(3))},
+        "weights: expected a plain array",
+    ),
+    "no-texts": ({"query_tokens": 3}, "query_tokens: expected a sequence of 3 texts, got 3"),
+    "mask-ragged": ({"mask": [[True], []]}, "mask: expected an array, got .*list"),
+    "no-axes": ({"ax": 1}, r"ax: expected matplotlib\.axes\.Axes, got 1"),
     "one-text": ({"query_tokens": "abc"}, "query_tokens: expected a sequence of 3 texts"),
     "few-tokens": ({"query_tokens": ["a"]}, "query_tokens: expected Lq = 3 texts, got 1"),
     "key-tokens": ({"key_tokens": ["a"]}, "key_tokens: expected Lk = 3 texts, got 1"),
@@ -328,6 +339,12 @@ def test_pattern_refused():
         sdpa.plot.pattern((0, 3))
     with pytest.raises(ValueError, match=r"^attn_mask: expected a shape that broadcasts"):
         sdpa.plot.pattern((3, 3), attn_mask=np.ones((2, 3, 3), bool))
+    with pytest.raises(TypeError, match=r"^ax: expected matplotlib\.axes\.Axes, got <Figure"):
+        sdpa.plot.pattern((3, 3), ax=Figure())
+    for name, hint in {"causal": r"\. Did you mean 'is_causal'\?", "cu_seqlens_q": ""}.items():
+        refused = rf"^pattern\(\) got an unexpected keyword argument '{name}'{hint}$"
+        with pytest.raises(TypeError, match=refused):
+            sdpa.plot.pattern((3, 3), **{name: [0, 3]})
     with pytest.raises(ValueError, match=r"^cu_seqlens_q: expected None"):
         sdpa._core._pattern(
             np.zeros((4, 1, 8)), np.zeros((4, 1, 8)), cu_seqlens_q=[0, 2, 4], cu_seqlens_k=[0, 2, 4]

@@ -108,6 +108,14 @@ def checked_float(name: str, x: Array) -> None:
     _check_dtype(name, x.dtype, x.dtype, f"; write {name}.astype({wide})" if wide else "")
 
 
+def checked_like_query(name: str, x: Array, query: Array) -> None:
+    """Raise a TypeError for another dtype than query's."""
+    if native(x.dtype) != native(query.dtype):
+        castable = x.dtype.kind in "biuf" or is_float(x.dtype)
+        remedy = f"; write {name}.astype(query.dtype)" if castable else ""
+        raise TypeError(f"{name}: expected query's dtype {query.dtype}, got {x.dtype}{remedy}")
+
+
 def float_dtype(name: str, value: DTypeLike) -> np.dtype[Any]:
     """A dtype that the kernels accept, in native byte order."""
     try:

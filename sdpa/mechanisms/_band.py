@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from sdpa import _arguments, _core, _warnings
-from sdpa._arguments import pop_query_offset
+from sdpa._arguments import checked_like_query, pop_query_offset
 from sdpa._arrays import (
     Array,
     is_narrow,
@@ -108,6 +108,7 @@ class Problem:
         return mask
 
     def _check(self, name: str, x: Array, owner: str, tokens: Array) -> None:
+        checked_like_query(name, x, self.query)
         width = tokens.shape[-1]
         if x.ndim not in (2, 3) or x.shape[-1] != width or x.shape[-2] % 2 == 0:
             raise ValueError(
@@ -116,11 +117,6 @@ class Problem:
         heads = tokens.shape[-3] if tokens.ndim > 2 else 1
         if x.ndim == 3 and (tokens.ndim < 3 or x.shape[0] not in (1, heads)):
             raise ValueError(f"{name}: expected {owner}'s number of heads, {heads}, got {x.shape}")
-        if native(x.dtype) != native(self.query.dtype):
-            raise TypeError(
-                f"{name}: expected query's dtype {self.query.dtype}, got {x.dtype}; "
-                f"write {name}.astype(query.dtype)"
-            )
 
     @property
     def lead(self) -> tuple[int, ...]:

@@ -91,14 +91,14 @@ def positions_of(
 
 
 def _check_input(layer: Definition, name: str, x: Array, width: int) -> None:
-    checked_rows(name, x, f"L, {width}")
-    if x.shape[-1] != width:
-        raise ValueError(f"{name}: expected (..., L, {width}), got {x.shape}")
     if native(x.dtype) != layer.dtype:
         raise TypeError(
             f"{name}: expected the layer's dtype {layer.dtype}, got {x.dtype}; "
             f"write {name}.astype(layer.dtype)"
         )
+    checked_rows(name, x, f"L, {width}")
+    if x.shape[-1] != width:
+        raise ValueError(f"{name}: expected (..., L, {width}), got {x.shape}")
 
 
 def check_names(layer: Definition, parameters: Any) -> None:

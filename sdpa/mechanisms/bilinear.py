@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from sdpa import _core
 from sdpa._arguments import (
     checked_float,
+    checked_like_query,
     checked_needs,
     checked_options,
     checked_rows,
@@ -22,7 +23,6 @@ from sdpa._arguments import (
 )
 from sdpa._arrays import (
     Array,
-    native,
     rounded,
     sum_to,
     weight_gradient,
@@ -265,18 +265,14 @@ def _projected_shape(query: Array, key: Array, weight: Array) -> Array:
 
     attention's own checks can then run before the product is computed.
     """
+    checked_float("query", query)
+    checked_like_query("weight", weight, query)
     for name, x, text in (
         ("query", query, "Lq, d_q"),
         ("key", key, "Lk, d_k"),
         ("weight", weight, "d_q, d_k"),
     ):
         checked_rows(name, x, text)
-    checked_float("query", query)
-    if native(weight.dtype) != native(query.dtype):
-        raise TypeError(
-            f"weight: expected query's dtype {query.dtype}, got {weight.dtype}; "
-            "write weight.astype(query.dtype)"
-        )
     d_q, d_k = query.shape[-1], key.shape[-1]
     if weight.shape[-2:] != (d_q, d_k):
         raise ValueError(

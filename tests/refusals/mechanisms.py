@@ -145,6 +145,17 @@ COSINE_ROWS = {
 }
 
 BILINEAR_ROWS = {
+    "query of integers": (
+        TypeError,
+        "query: expected float16, bfloat16, float32 or float64, got int64; write "
+        "query.astype(np.float32)",
+        {"query": np.ones((2, 5, 6), int)},
+    ),
+    "weight missing": (
+        TypeError,
+        "weight: expected query's dtype float32, got object",
+        {"weight": None},
+    ),
     **elsewhere("query"),
     **elsewhere("weight"),
     "weight sizes": (
@@ -191,6 +202,11 @@ BILINEAR_ROWS = {
 }
 
 SHAW_ROWS = {
+    "rel_key missing": (
+        TypeError,
+        "rel_key: expected query's dtype float32, got object",
+        {"rel_key": None},
+    ),
     **elsewhere("rel_value"),
     "rel_key of another width": (
         ValueError,

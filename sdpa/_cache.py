@@ -65,6 +65,8 @@ class KVCache:
         An argument has a type or dtype that is not accepted.
     ValueError
         A value is out of range.
+    MemoryError
+        There is no memory for `capacity` positions.
 
     Examples
     --------

@@ -24,11 +24,18 @@ NAMES = tuple(name for name in EXPERIMENTS if "draws" in arguments(name))
 def main() -> None:
     """Run the experiments, in some minutes with the usual draws."""
     parser = argparse.ArgumentParser(prog="python -m sdpa_lab", description=__doc__)
-    parser.add_argument("--save", metavar="DIR", type=folder)
-    parser.add_argument("--seed", type=in_range(int, low=0), default=0)
+    parser.add_argument("--save", metavar="DIR", type=folder, help="where to write")
+    parser.add_argument("--seed", type=in_range(int, low=0), default=0, help="default 0")
     times = in_range(int, low=1)
     parser.add_argument("--times", type=times, default=1, help="of the usual number of draws")
-    parser.add_argument("--only", metavar="NAME", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument(
+        "--only",
+        metavar="NAME",
+        nargs="+",
+        choices=NAMES,
+        default=NAMES,
+        help="of `python -m sdpa lab`",
+    )
     options = parser.parse_args()
     with progress("experiments", len(options.only)) as move:
         for name in options.only:

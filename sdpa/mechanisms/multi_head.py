@@ -449,6 +449,12 @@ class MultiHeadAttention(Definition):
         Returns
         -------
         ndarray
+            Of the layer's dtype.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `forward`.
         """
         function = self.attention_weights
         own = parameters, positions, context_positions

@@ -54,13 +54,15 @@ GRID: dict[str, tuple[int, Callable[..., Table], dict[str, Any]]] = {
 def main() -> None:
     """Run the grids."""
     parser = argparse.ArgumentParser(prog="python -m sdpa_lab.training", description=__doc__)
-    parser.add_argument("--save", metavar="DIR", type=folder)
-    parser.add_argument("--seed", type=in_range(int, low=0), default=0)
-    parser.add_argument("--only", metavar="NAME", nargs="+", choices=[*GRID, "models"])
+    parser.add_argument("--save", metavar="DIR", type=folder, help="where to write")
+    parser.add_argument("--seed", type=in_range(int, low=0), default=0, help="default 0")
+    names = [*GRID, "models"]
+    parser.add_argument(
+        "--only", metavar="NAME", nargs="+", choices=names, default=names, help=", ".join(names)
+    )
     options = parser.parse_args()
-    wanted = options.only or [*GRID, "models"]
     for name, (settings, experiment, grid) in GRID.items():
-        if name not in wanted:
+        if name not in options.only:
             continue
         with progress(name, settings) as move:
             table = experiment(seed=options.seed, progress=move, **grid)
@@ -68,7 +70,7 @@ def main() -> None:
         if options.save is not None:
             table.save(options.save / name)
             style.save(plots.PLOTS[name](table), options.save / name)
-    if "models" in wanted:
+    if "models" in options.only:
         with progress("digits", 600) as move:
             digits = models.classify_digits(options.seed, progress=move)
         print(f"digits: {100 * digits.accuracy:.1f} % of {digits.n_test} held-out images")

@@ -108,9 +108,16 @@ def _parser() -> argparse.ArgumentParser:
 def _destination(name: str) -> Path:
     """Return the path of a file; end the program at once if it is not writable."""
     path = Path(name)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        sys.exit(f"python -m sdpa: cannot write {path}")
-    return path
+    place = path if path.exists() else path.parent
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not place.exists():
+        reason = f"there is no folder {place}"
+    elif not os.access(place, os.W_OK):
+        reason = "no permission"
+    else:
+        return path
+    sys.exit(f"python -m sdpa: cannot write {path}: {reason}")
 
 
 def _info(options: argparse.Namespace) -> None:

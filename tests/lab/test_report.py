@@ -43,12 +43,15 @@ def test_the_file_is_written_where_it_should(tmp_path, monkeypatch, capsys):
     assert "Next: open sdpa-report.html |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["", "nowhere/report.html"])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("", "it is a folder$"), ("nowhere/report.html", "there is no folder .*nowhere$")],
+)
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
-    name, tmp_path, monkeypatch, capsys
+    name, reason, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(lab, "scale_effect", None)
-    with pytest.raises(SystemExit, match="cannot write"):
+    with pytest.raises(SystemExit, match=f"cannot write .*: {reason}"):
         main(["--report", str(tmp_path / name)])
     assert capsys.readouterr().out == ""
 

@@ -117,10 +117,10 @@ def checked_parameters(layer: Definition, parameters: Mapping[str, ArrayLike]) -
     names = {f"parameters[{name!r}]": parameters[name] for name in shapes}
     given = dict(zip(shapes, arrays(**names), strict=True))
     for name, y in given.items():
-        if y.shape != shapes[name]:
-            raise ValueError(f"parameters[{name!r}]: expected {shapes[name]}, got {y.shape}")
         if native(y.dtype) != layer.dtype:
             raise TypeError(
                 f"parameters[{name!r}]: expected the layer's dtype {layer.dtype}, got {y.dtype}"
             )
+        if y.shape != shapes[name]:
+            raise ValueError(f"parameters[{name!r}]: expected {shapes[name]}, got {y.shape}")
     return given

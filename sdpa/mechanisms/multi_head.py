@@ -400,13 +400,13 @@ class MultiHeadAttention(Definition):
         (grad_out,) = arrays(grad_out=grad_out)
         x, context, given = saved.x, saved.context, saved.parameters
         shape = (*saved.out.shape[:-3], saved.out.shape[-2], self.d_model)
-        if grad_out.shape != shape:
-            raise ValueError(f"grad_out: expected {shape}, got {grad_out.shape}")
         if native(grad_out.dtype) != native(x.dtype):
             raise TypeError(
                 f"grad_out: expected {x.dtype}, got {grad_out.dtype}; "
                 "write grad_out.astype(x.dtype)"
             )
+        if grad_out.shape != shape:
+            raise ValueError(f"grad_out: expected {shape}, got {grad_out.shape}")
         inner = ("query", "key", "value", *(n for n in ("attn_mask", "sinks") if n in needs))
         inner += ("scale",) if self.scale == "learned" else ()
         with np.errstate(all="ignore"):

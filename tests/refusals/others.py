@@ -399,6 +399,11 @@ FORWARD = {
         {"x": ones(8)},
     ),
     "x": (ValueError, "x: expected (..., L, 8), got (2, 5, 6)", {"x": ones(2, 5, 6)}),
+    "x missing": (
+        TypeError,
+        "x: expected the layer's dtype float32, got object; write x.astype(layer.dtype)",
+        {"x": None},
+    ),
     "x dtype": (
         TypeError,
         "x: expected the layer's dtype float32, got float64; write x.astype(layer.dtype)",
@@ -495,6 +500,11 @@ BACKWARD = {
         TypeError,
         "grad_out: expected float32, got float64; write grad_out.astype(x.dtype)",
         {"grad_out": np.ones((2, 5, 8))},
+    ),
+    "grad_out missing": (
+        TypeError,
+        "grad_out: expected float32, got object; write grad_out.astype(x.dtype)",
+        {"grad_out": None},
     ),
     "saved": (
         TypeError,

@@ -269,7 +269,7 @@ NOINLINE enum panel_state backward_weights(const sdpa_unit *u, const backward_sc
         score_logits(&t, q.nv, u, bias, M_LOG2E);
     }
     const bool masked = exponentiate(t.s, t.s_row, k->n, q.nv, plain ? c : 1, t.shift, lane_of(w->low, q.i),
-                                     (real *)sum, bias == BIAS_SOME_MASKED);
+                                     (real *)sum, bias == BIAS_SOME_MASKED, may_round(u->problem));
     return masked ? PANEL_MASKED : PANEL_VISIBLE;
 }
 

@@ -7,7 +7,7 @@
 /* Finds the maxima, m + low, of the logits of the unit's queries. False if interrupted. */
 COLD NOINLINE bool find_maxima(const sdpa_unit *u, const backward_scratch *w, int64_t first, int64_t j1) {
     const sdpa_problem *p = u->problem;
-    const running row = {.m = w->m, .low = w->low};
+    const running row = {.m = w->m, .low = w->low, .rounded = may_round(u->problem)};
     for (int64_t i = 0; i < w->n_lanes; i++) {
         w->m[i] = -(real)INFINITY;
         w->low[i] = 0;

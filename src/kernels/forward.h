@@ -101,8 +101,9 @@ static size_t forward_bytes(const sdpa_problem *p) {
     return arena.used;
 }
 
-/* The state of n queries before their first key. */
-INLINE void start_running(const running *row, int64_t n) {
+/* The state of n queries of a unit before their first key. */
+INLINE void start_running(running *row, const sdpa_unit *u, int64_t n) {
+    row->rounded = may_round(u->problem);
     for (int64_t i = 0; i < n; i++) {
         row->m[i] = -(real)INFINITY;
         row->l[i] = row->low[i] = 0;
@@ -127,7 +128,7 @@ INLINE bool exact_keys(const running *row, scores *t, panel q, const sdpa_unit *
     const real factor = score_products(t, q.nv, u, bias, M_LOG2E);
     move_maximum(row, q.i, q.nv, exact, factor, sum, alpha, shift);
     const bool masked = exponentiate(t->s, t->s_row, t->n, q.nv, factor, (const real *)shift, row->low + q.i,
-                                     (real *)sum, bias == BIAS_SOME_MASKED);
+                                     (real *)sum, bias == BIAS_SOME_MASKED, row->rounded);
     add_to_sums(row->l, q, alpha, sum);
     return masked;
 }
@@ -160,8 +161,7 @@ INLINE int64_t first_keys(const running *row, const scores *t, panel q) {
 INLINE bool may_fuse(const forward_scratch *w, panel q) {
     bool fused = true;
     for (int64_t i = q.i; i < q.i + q.n_i && fused; i += VL) {
-        fused =
-            !vany((vload(w->row.m + i) == -(real)INFINITY) | (vload(w->row.low + i) != 0) | (vload(w->exact + i) != 0));
+        fused = !vany(is_huge(vload(w->row.m + i)) | (vload(w->exact + i) != 0));
     }
     return fused;
 }
@@ -175,7 +175,7 @@ INLINE bool fused_keys(const running *row, const scores *t, panel q, int64_t n_s
         alpha[x] = vset1(1);
     }
     if (n_scores > 0) {
-        exponentiate(t->s, t->s_row, n_scores, q.nv, t->c, t->shift, row->low + q.i, (real *)sum, false);
+        exponentiate(t->s, t->s_row, n_scores, q.nv, t->c, t->shift, row->low + q.i, (real *)sum, false, row->rounded);
     }
     scores rest = part_of(t, n_scores, t->n - n_scores);
     rest.extreme = (real *)sum;
@@ -285,7 +285,7 @@ NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const ro
     most = few_fold(most, period, true);
     move_maximum(&w->row, 0, 1, NULL, factor, &most, &alpha, &shift);
     const bool masked = exponentiate(w->s, VL, t.n, 1, factor, (const real *)&shift, w->row.low, (real *)&sum,
-                                     bias == BIAS_SOME_MASKED);
+                                     bias == BIAS_SOME_MASKED, w->row.rounded);
     vstore(w->row.l, alpha * vload(w->row.l) + few_fold(sum, period, false));
     forward_values(u, w, v, q, (keys){k->j0, k->n}, period, &alpha, masked);
 }
@@ -441,7 +441,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *w) {
     memset(w->exact, 0, sizeof(real) * (size_t)w->n_lanes);
     for (int attempt = 0; attempt < 2; attempt++) {
         bool two_passes[SDPA_QUERY_BLOCK / VL] = {false};
-        start_running(&w->row, w->n_lanes);
+        start_running(&w->row, u, w->n_lanes);
         if (BF16_PAIRS) memset(w->l_rounded, 0, sizeof(real) * (size_t)w->n_lanes);
         memset(w->o, 0, sizeof(real) * (size_t)(w->n_lanes * w->o_row));
         keys b = {.j0 = j0};

@@ -13,6 +13,14 @@ enum {
                 SDPA_FEATURE_INVARIANT | SDPA_FEATURE_SCORE_MOD
 };
 
+/* Features under which no block stores logits, rounded, with what masks and biases add to them. */
+enum {
+    UNROUNDED_CAN = SDPA_FEATURE_OFFSET | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
+                    SDPA_FEATURE_SCALES | SDPA_FEATURE_ADDITIVE
+};
+
+INLINE bool may_round(const sdpa_problem *p) { return (p->features & ~UNROUNDED_CAN) != 0; }
+
 INLINE bool is_capped(const sdpa_problem *p) { return p->softcap != 0; }
 
 /* A capped score times this is the tanh; 0 without a cap. */

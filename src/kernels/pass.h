@@ -282,10 +282,21 @@ NOINLINE void store_gradients(const sdpa_unit *u, const real *dq, int64_t dq_row
     sdpa_turn_end(u);
 }
 
+/* t = t times `factor` for a panel. */
+INLINE void scale_panel(const scores *t, panel q, real factor) {
+    for (int64_t j = 0; j < t->n; j++) {
+        for (int x = 0; x < q.nv; x++) {
+            vstore(t->s + j * t->s_row + x * VL, factor * vload(t->s + j * t->s_row + x * VL));
+        }
+    }
+}
+
 /* The running softmax of queries: the maximum m in log2 units, its rounding error `low` where m is huge (else 0), and
- * the sum l of 2^(c s - m - low). */
+ * the sum l of 2^(c s - m - low). `rounded`: some blocks store logits, rounded, with what masks and biases add to them; a
+ * huge m is then taken from rounded logits in all blocks, or equal ones would weigh differently, and low is 0. */
 typedef struct running {
     real *m, *low, *l;
+    bool rounded;
 } running;
 
 /* Given the maxima `sum` of a block's scores for the queries from i on, moves m and low and sets alpha = 2^(old m - new
@@ -305,7 +316,8 @@ INLINE void move_maximum(const running *row, int64_t i, int nv, const real *exac
         vec new = vselect(moves, most, old);
         /* For the maximum itself 2^(c s - m) is 2^(rounding error of m) instead of 1. This is the same in all blocks
          * and harmless, unless m is so large that it overflows. */
-        vec rest = vselect(is_huge(most), vmulsub(factor, sum[x], most), (vec){0});
+        const ivec apart = row->rounded ? (ivec){0} : is_huge(most);
+        vec rest = vselect(apart, vmulsub(factor, sum[x], most), (vec){0});
         vec new_low = vselect(moves, vselect(rest - rest == 0, rest, (vec){0}), old_low);
         vstore(m, new);
         vstore(low, new_low);

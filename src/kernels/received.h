@@ -28,7 +28,9 @@ static size_t received_bytes(const sdpa_problem *p) {
 }
 
 /* The running softmax of n lanes. */
-INLINE running sums_at(real *sums, int64_t n) { return (running){sums, sums + n, sums + 2 * n}; }
+INLINE running sums_at(const sdpa_unit *u, real *sums, int64_t n) {
+    return (running){sums, sums + n, sums + 2 * n, may_round(u->problem)};
+}
 
 /* weights_sums of the unit's queries. Padding lanes get weight 0. */
 COLD static void received_sums(const sdpa_unit *u, void *sums, void *scratch) {
@@ -37,7 +39,7 @@ COLD static void received_sums(const sdpa_unit *u, void *sums, void *scratch) {
     weights_scratch w = weights_layout(p, &arena);
     score_scratch *f = &w.scores;
     f->n_lanes = round_up(u->n_i, VL);
-    w.row = sums_at(sums, f->n_lanes);
+    w.row = sums_at(u, sums, f->n_lanes);
     pack_panels(f->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), f->line);
     if (!weights_sums(u, &w)) return;
     for (int64_t i = u->n_i; i < f->n_lanes; i++) w.row.l[i] = 0;
@@ -103,7 +105,7 @@ COLD static void received_unit(const sdpa_unit *u, int64_t n_keys, const sdpa_sp
             unit_keys(&part, &first, &last);
             if (first >= last) continue;
             if (sdpa_run_stopped(u->run)) return;
-            r.w.row = sums_at((real *)sums + 3 * s->lane, round_up(s->n_i, VL));
+            r.w.row = sums_at(u, (real *)sums + 3 * s->lane, round_up(s->n_i, VL));
             pack_panels(f->q, &u->q, s->i0, s->n_i, p->d_k, sign_of_scale(u), f->line);
             PANELS (q, s->n_i) {
                 sdpa_visible_keys(&part, s->i0 + q.i, q.n_i, &first, &last);

@@ -453,19 +453,35 @@ static void score(const scores *t, int nv, enum score_mode mode) {
 /* Lanes in which m is infinite or too large for vexp2_above. */
 INLINE ivec is_huge(vec m) { return (m > HUGE_SCORE) | (m < -HUGE_SCORE); }
 
+/* c * s - m. `rounded`: a huge m is taken from the rounded product (see `running`). */
+INLINE vec below_maximum(real c, vec s, vec m, bool rounded) {
+    const vec d = vmulsub(vset1(c), s, m);
+    return rounded ? vselect(is_huge(m), c * s - m, d) : d;
+}
+
+/* Rounds c * s in huge lanes of n vectors, for exponentiate. */
+COLD NOINLINE void round_products(real *s, int64_t s_row, int64_t n, ivec huge, real c) {
+    for (int64_t i = 0; i < n; i++, s += s_row) vstore(s, vselect(huge, c * vload(s), vload(s)));
+}
+
 /* s (n, nv vectors) = 2^(c * s - shift - shift_low). shift_low may be NULL; shift then holds integers. With `biased`,
  * masked pairs become -0, and the result says whether there are any. Adds the sum over keys to `sum`, in the order of
  * the tiles: the rows of a tile first. The bits and the layout of `sum` are those of SCORE_SUMMED with shift_low, and
- * of SCORE_WEIGHTS without. */
+ * of SCORE_WEIGHTS without. `rounded`: see below_maximum. */
 NOINLINE bool exponentiate(real *s, int64_t s_row, int64_t n, int nv, real c, const real *shift, const real *shift_low,
-                           real *sum, bool biased) {
+                           real *sum, bool biased, bool rounded) {
     const int n_sums = shift_low ? 1 : SUMS;
     ivec any = {0};
     for (int j = 0; j < nv; j++) {
-        const vec m = vload(shift + j * VL), low = shift_low ? vload(shift_low + j * VL) : (vec){0}, factor = vset1(c);
+        const vec m = vload(shift + j * VL), low = shift_low ? vload(shift_low + j * VL) : (vec){0};
         const ivec huge = is_huge(m);
         const vec integer = vselect(huge, (vec){0}, m);
-        const bool real_shift = shift_low || vany(huge);
+        const bool any_huge = vany(huge), real_shift = shift_low || any_huge;
+        vec factor = vset1(c);
+        if (any_huge && rounded && c != 1) {
+            round_products(s + j * VL, s_row, n, huge, c);
+            factor = vselect(huge, vset1(1), factor);
+        }
         for (int64_t i0 = 0; i0 < n; i0 += SCORE_ROWS) {
             vec part = {0};
             int64_t end = i0 + SCORE_ROWS < n ? i0 + SCORE_ROWS : n;

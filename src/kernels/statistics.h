@@ -138,7 +138,15 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const statistics_scratch *scra
     score_program own;
     use_program(&t, &own, u, &b, w->line);
     if (amx_gives(&scratch->amx)) amx_give(&scratch->amx, 0, q, bias == BIAS_NONE && is_straight(p), &t);
-    const real factor = small * score_products(&t, q.nv, u, bias, 1);
+    real factor = score_products(&t, q.nv, u, bias, 1);
+    bool huge = false;
+    for (int x = 0; x < q.nv; x++) huge |= vany(is_huge(factor * maximum[x]));
+    if (huge && may_round(p) && factor != 1) { /* see `running` */
+        scale_panel(&t, q, factor);
+        for (int x = 0; x < q.nv; x++) maximum[x] *= factor;
+        factor = 1;
+    }
+    factor *= small;
     for (int x = 0; x < q.nv; x++) {
         add_logits(&sums[q.i / VL + x], t.s + x * VL, t.s_row, k->n, maximum[x], factor, bias == BIAS_SOME_MASKED);
     }

@@ -85,15 +85,6 @@ typedef struct tangent_block {
     rows k, k_t, v, v_t;
 } tangent_block;
 
-/* t = t times `factor` for a panel. */
-INLINE void scale_panel(const scores *t, panel q, real factor) {
-    for (int64_t j = 0; j < t->n; j++) {
-        for (int x = 0; x < q.nv; x++) {
-            vstore(t->s + j * t->s_row + x * VL, factor * vload(t->s + j * t->s_row + x * VL));
-        }
-    }
-}
-
 /* t = factor times s or, with `adds`, t + that, for a panel of n keys, rows `row` apart. */
 INLINE void put_panel(real *t, const real *s, int64_t row, panel q, int64_t n, real factor, bool adds) {
     for (int64_t j = 0; j < n; j++) {

@@ -54,12 +54,12 @@ static size_t weights_bytes(const sdpa_problem *p) {
 }
 
 /* The first pass: maximum and inverse of the sum of each query. False if interrupted. */
-NOINLINE bool weights_sums(const sdpa_unit *u, const weights_scratch *w) {
+NOINLINE bool weights_sums(const sdpa_unit *u, weights_scratch *w) {
     const sdpa_problem *p = u->problem;
     const score_scratch *f = &w->scores;
     int64_t j0, j1;
     unit_keys(u, &j0, &j1);
-    start_running(&w->row, f->n_lanes);
+    start_running(&w->row, u, f->n_lanes);
     keys j = {.j0 = first_block(p, j0, j1)};
     while (next_seen(u, f->block, j1, &j)) {
         const rows k = pack_rows(&u->k, j.j0, j.n, p->d_k, 0, f->k, f->k_tail);
@@ -116,7 +116,8 @@ INLINE real stage_scores(const sdpa_unit *u, const score_scratch *w, const rows 
 
 /* 2^(logit - maximum) times dropout's factor, for a vector s of stage_scores at SDPA_WEIGHTS; masked pairs give -0. */
 INLINE vec weight_of(const weights_scratch *w, real factor, vec s, int64_t at, int64_t lane) {
-    const vec e = vexp2(vmulsub(vset1(factor), s, vload(w->row.m + lane)) - vload(w->row.low + lane));
+    const vec d = below_maximum(factor, s, vload(w->row.m + lane), w->row.rounded);
+    const vec e = vexp2(d - vload(w->row.low + lane));
     return vselect(factor * s == -(real)INFINITY, vset1(-0.0), e * factor_at(w->r, at));
 }
 
@@ -141,7 +142,7 @@ NOINLINE void weights_keys(const sdpa_unit *u, const weights_scratch *w, const r
 COLD static void weights_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
-    const weights_scratch w = weights_layout(p, &arena);
+    weights_scratch w = weights_layout(p, &arena);
     const score_scratch *f = &w.scores;
     pack_panels(f->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), f->line);
     if (p->stage == SDPA_WEIGHTS && !weights_sums(u, &w)) return;

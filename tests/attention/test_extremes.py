@@ -9,6 +9,7 @@ import pytest
 from support.helpers import compute_type, normal, unit_roundoff
 
 import sdpa
+from sdpa import reference
 
 SHAPES = [(5, 9), (1, 300), (40, 30), (70, 300), (130, 140)]
 
@@ -185,6 +186,49 @@ def test_a_sink_above_a_logit_at_the_largest_number(rng, compute_dtype):
     grads = sdpa.attention_backward(g, q, k, v, out, lse, **options)
     second = sdpa.attention_double_backward(q, k, v, g, q, k, v, out, lse, **options)
     assert not any(x.any() for x in (*grads[:3], *second[:4]))
+
+
+def partly_masked(n_q, n_k, dtype):
+    """Options under which some blocks of keys have masks or biases, and others have none."""
+    seen = np.ones((n_q, n_k), bool)
+    seen[:, n_k // 2 :: 3] = False
+    return {
+        "causal": {"is_causal": "lower_right"},
+        "window": {"window": (n_k // 2, None)},
+        "lengths": {"key_lengths": n_k - 1},
+        "boolean": {"attn_mask": seen},
+        "bias": {"attn_mask": np.where(seen, 0, -np.inf).astype(dtype)},
+        "program": {"mask_mod": lambda b, h, q, k: (k < n_k // 2) | (k % 3 > 0)},
+        "causal, sinks": {"is_causal": "upper_left", "sinks": np.zeros(2, dtype)},
+        "causal, capped": {"is_causal": "upper_left", "softcap": 1e30},
+    }
+
+
+@pytest.mark.parametrize("name", partly_masked(2, 3, np.float32))
+@pytest.mark.parametrize(("n_q", "n_k"), [(1, 3000), (5, 300), (40, 40), (60, 129), (130, 300)])
+@pytest.mark.usefixtures("isa")
+def test_equal_logits_weigh_the_same_in_all_blocks(rng, compute_dtype, n_q, n_k, name):
+    """Large integers, so that many logits of a row are equal and all others are far from them."""
+    options = partly_masked(n_q, n_k, compute_dtype)[name]
+    q, k, v, g = (np.rint(3 * x) for x in operands(rng, compute_dtype, n_q, n_k))
+    q, k = q[..., :1], k[..., :1]
+    for power in (20, 30, 90):
+        x = {"query": q * compute_dtype.type(2.0**power), "key": k, "scale": 0.3, **options}
+        p = reference.attention_weights(**x)
+        mean = p @ np.float64(v)
+        atol = 100 * unit_roundoff(compute_dtype) * abs(mean).max()
+        got = sdpa.attention_forward(value=v, **x)
+        np.testing.assert_allclose(got.out, mean, rtol=0, atol=atol)
+        np.testing.assert_allclose(sdpa.attention_weights(**x), p, rtol=0, atol=atol)
+        total = sdpa.attention_received(**x).total
+        np.testing.assert_allclose(total, p.sum(-2), rtol=0, atol=n_q * atol)
+        rows = sdpa.attention_statistics(**x)
+        np.testing.assert_allclose(rows.max_weight, p.max(-1), rtol=0, atol=atol)
+        tangent = sdpa.attention_jvp(value=v, value_t=v, **x)
+        np.testing.assert_allclose(tangent.out_t, mean, rtol=0, atol=atol)
+        grads = sdpa.attention_backward(grad_out=g, value=v, out=got.out, lse=got.lse, **x)
+        expected = p.swapaxes(-1, -2) @ np.float64(g)
+        np.testing.assert_allclose(grads.value, expected, rtol=0, atol=10 * n_q * atol)
 
 
 # -------------------------------------------------------------------------- beyond the range

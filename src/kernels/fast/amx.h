@@ -148,8 +148,8 @@ INLINE void amx_weights_in_steps(const sdpa_unit *u, const forward_scratch *w, c
             vec part = {0};
             for (int64_t j = j0; j < t->n && j < j0 + 8; j++) {
                 const int64_t at = j * t->row + x * VL;
-                const vec s = vload(t->s + at),
-                          p = amx_exp2(vmulsub(vset1(t->c), s, t->shift[x]) - vload(t->low + x * VL), parts);
+                const vec s = vload(t->s + at), d = below_maximum(t->c, s, t->shift[x], w->row.rounded),
+                          p = amx_exp2(d - vload(t->low + x * VL), parts);
                 part += p;
                 vstore(w->s + at, vselect(s == -(real)INFINITY, vset1(-0.0), drops ? p * vload(w->r + at) : p));
             }
@@ -312,7 +312,7 @@ NOINLINE bool amx_softmax(const sdpa_unit *u, const forward_scratch *w, const am
     }
     move_maximum(&w->row, q.i, q.nv, NULL, t.c, sum, piece->alpha, t.shift);
     bool in_steps = p->dropout_p > 0 || block->any_odd_value;
-    for (int x = 0; x < q.nv; x++) in_steps |= vany(vload(t.low + x * VL) != 0);
+    for (int x = 0; x < q.nv; x++) in_steps |= vany(is_huge(t.shift[x]));
     const amx_modes modes = amx_flush_begin();
     if (in_steps) {
         amx_weigh_in_steps(u, w, &t, q, &pairs, sum);
@@ -373,7 +373,7 @@ NOINLINE bool amx_sweep(const sdpa_unit *u, forward_scratch *w) {
     j0 = first_block(p, j0, j1);
     pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w->line);
     amx_pack_queries(&w->amx, w->q, u->n_i, p->d_k);
-    start_running(&w->row, w->n_lanes);
+    start_running(&w->row, u, w->n_lanes);
     memset(w->amx.o, 0, sizeof(real) * (size_t)(w->n_lanes * w->amx.d_v));
     amx_begin(&registers);
     keys b = {.j0 = j0};

@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sdpa._programs._graph import Node, reached
 from sdpa._programs._operations import INPUTS, TABLE
 from sdpa._programs._program import Program, entry_of, given_arrays
@@ -25,12 +27,14 @@ class Library(NamedTuple):
     """The value without a derivative."""
 
 
+@np.errstate(all="ignore")  # of hidden pairs, of which the kernels do not warn either
 def composed(
     library: Library,
     is_mask: bool,
     function: Any,
     args: Sequence[Any],
     like: Sequence[Any],
+    seen: Any = True,
     **inputs: Any,
 ) -> Any:
     """What a function of scores or masks computes, in operations of a library.
@@ -41,6 +45,9 @@ def composed(
         Of the library.
     like : sequence of ndarray
         Arrays of their shapes and types.
+    seen : bool array
+        The pairs that no mask hides. The others have no derivatives, nor have those whose score
+        becomes -inf: the function's own may be NaN there.
     **inputs : arrays
         score, batch, head, query and key, which broadcast. An index that is out of range is
         brought to its axis, because other functions say which pairs are hidden.
@@ -49,10 +56,35 @@ def composed(
         entry, captured = function._entry, function._captured
     else:
         entry, captured = entry_of(is_mask, function, given_arrays(is_mask, tuple(like))[1])
-    return _evaluate(library, entry.root, inputs, [*args, *captured])
+    arrays = [*args, *captured]
+    if is_mask:
+        return _evaluate(library, entry.root, inputs, arrays)
+    detached = library.detached
+    fixed = {name: detached(x) for name, x in inputs.items()}
+    values = _evaluate(library, entry.root, fixed, [detached(x) for x in arrays])
+    kept = seen & (values != -math.inf)
+
+    def keep(x: Any) -> Any:
+        shape = np.broadcast_shapes(*map(library.numpy.shape, (x, kept)))
+        x = _spread(library, x, shape)
+        return library.numpy.where(kept, x, detached(x))
+
+    inputs["score"] = keep(inputs["score"])
+    return keep(_evaluate(library, entry.root, inputs, arrays, keep))
 
 
-def _evaluate(library: Library, root: Node, inputs: Mapping[str, Any], arrays: Any) -> Any:
+def _spread(library: Library, x: Any, shape: tuple[int, ...]) -> Any:
+    """x of this shape; autograd's where has no derivative of parts that it broadcasts."""
+    return x if library.numpy.shape(x) == shape else x + np.zeros(shape, bool)
+
+
+def _evaluate(
+    library: Library,
+    root: Node,
+    inputs: Mapping[str, Any],
+    arrays: Any,
+    keep: Callable[[Any], Any] = lambda x: x,
+) -> Any:
     found: dict[Node, Any] = {}
     for node in reached([root]):
         args = [found[arg] for arg in node.args]
@@ -66,7 +98,8 @@ def _evaluate(library: Library, root: Node, inputs: Mapping[str, Any], arrays: A
             at = library.numpy.clip(args[0], 0, size - 1)
             found[node] = at * math.prod(source.shape[axis + 1 :])
         elif node.op.startswith("gather_"):
-            found[node] = library.numpy.reshape(arrays[node.payload.number], -1)[args[0]]
+            element = library.numpy.reshape(arrays[node.payload.number], -1)[args[0]]
+            found[node] = keep(element) if node.op == "gather_r" else element
         else:
             found[node] = _computed(library, node, args)
     return found[root]
@@ -89,6 +122,10 @@ def _computed(library: Library, node: Node, args: list[Any]) -> Any:
     if node.op in ("floor_divide", "remainder"):
         known = getattr(numpy, node.op)(x, numpy.where(rest[0] == 0, 1, rest[0]))
         return numpy.where(rest[0] == 0, 0, known)
+    if node.op.startswith("select_"):
+        shape = np.broadcast_shapes(*map(numpy.shape, args))
+        branches = (y if isinstance(y, int | float) else _spread(library, y, shape) for y in rest)
+        return numpy.where(x, *branches)
     compute = TABLE[node.op].compute
     if compute in _OPERATORS:
         return compute(*args)

@@ -76,6 +76,11 @@ FUNCTIONS = {
         "sinks": np.array([0.5, -1.0]),
         "softcap": 1.5,
     },
+    "hidden pairs without a score": {
+        "score_mod": lambda s, b, h, q, k, t: s * np.sqrt(k - q + 0.5) * t[k],
+        "mask_mod": lambda b, h, q, k: k >= q,
+        "shapes": ((N_K,),),
+    },
     "packed": {
         "score_mod": lambda s, b, h, q, k, t: s * t[b] - abs(q - k) * t[0] + np.square(t[k]),
         "shapes": ((3,),),
@@ -93,6 +98,10 @@ OPERATIONS = {
     "sigmoid": lambda s, b, h, q, k, t: s.sigmoid() * t[k],
     "power": lambda s, b, h, q, k, t: s**3 * t[k],
     "bits": lambda s, b, h, q, k, t: np.where(((q ^ k) & 1) == (h << 1), s * t[k], s),
+    "branch of an element": lambda s, b, h, q, k, t: np.where(q > k, s * s, t[k]),
+    "score of -inf": lambda s, b, h, q, k, t: np.log(
+        np.maximum(k - 1.0, 0) * (2 + np.tanh(s * t[k]))
+    ),
     "detached": lambda s, b, h, q, k, t: s * s.detach() * t[k],
 }
 

@@ -398,18 +398,20 @@ def composed_softmax(call: TracedCall, s: Any, extra: Mapping[str, Any]) -> Any:
         factors = np.where(factors > 0, 1 / (1 - dropout_p) if dropout_p < 1 else 0, 0)
         factors = factors.astype(fixed.dtype)
 
+    masks = [extra[name] if name in extra else array(call.options.get(name)) for name in _MASKS]
+    biases, seen = [], fixed > -np.inf
+    for mask in (x for x in masks if x is not None):
+        if anp.result_type(mask).kind == "b":
+            seen = seen & mask
+        else:
+            seen = seen & (plain(mask) != -np.inf)
+            biases.append(mask)
     s, _ = changed_scores(s, call.options, anp.tanh)
     if call.options.get("score_mod") is not None:
-        s = _scored(call, s, extra["score_args"])
-    seen = fixed > -np.inf
+        s = _scored(call, s, extra["score_args"], seen)
     s = s + np.where(seen, fixed, 0)
-    masks = [extra[name] if name in extra else array(call.options.get(name)) for name in _MASKS]
-    for mask in (x for x in masks if x is not None):
-        is_bias = anp.result_type(mask).kind != "b"
-        unmasked = plain(mask) > -np.inf if is_bias else mask
-        seen = seen & unmasked
-        if is_bias:
-            s = s + anp.where(unmasked, mask, 0)
+    for bias in biases:
+        s = s + anp.where(plain(bias) != -np.inf, bias, 0)
     sinks = extra.get("sinks")
     if sinks is not None:
         column = anp.zeros((*anp.shape(s)[:-1], 1)) + anp.array(sinks)[..., None, None]
@@ -422,7 +424,7 @@ def composed_softmax(call: TracedCall, s: Any, extra: Mapping[str, Any]) -> Any:
 _LIBRARY = Library(anp, plain)
 
 
-def _scored(call: TracedCall, s: Any, score_args: Any) -> Any:
+def _scored(call: TracedCall, s: Any, score_args: Any, seen: Any) -> Any:
     """score_mod of the scores s (..., heads, Lq, Lk), at their positions."""
     options, shape = call.options, anp.shape(s)
     lead, (n_q, n_k) = shape[:-3], shape[-2:]
@@ -444,6 +446,7 @@ def _scored(call: TracedCall, s: Any, score_args: Any) -> Any:
         options["score_mod"],
         score_args,
         [np.asarray(plain(x)) for x in score_args],
+        seen,
         score=s,
         batch=batch,
         head=np.arange(heads)[:, None, None],

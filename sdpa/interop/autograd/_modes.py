@@ -84,6 +84,7 @@ def vjp_of(composed: Function) -> Function:
     """Reverse mode of a primitive through a function of the same arguments."""
 
     def vjp_argnums(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
+        @np.errstate(all="ignore")  # of hidden pairs, as in `composed`
         def vjp(g: Any) -> Any:
             grads = make_vjp(composed, argnums)(*args, **kwargs)[0](g)
             return [grads[i] for i in range(len(argnums))]
@@ -96,6 +97,7 @@ def vjp_of(composed: Function) -> Function:
 def jvp_of(composed: Function) -> Function:
     """Forward mode of a primitive through a function of the same arguments."""
 
+    @np.errstate(all="ignore")
     def jvp_argnums(argnums: Any, tangents: Any, ans: Any, args: Any, kwargs: Any) -> Any:
         return make_jvp(composed, argnums)(*args, **kwargs)(traced_tuple(tangents))[1]
 

@@ -134,19 +134,20 @@ def attention(named: Named, options: Options) -> Any:
     if options.softcap:
         s = _arrays.softcapped(s, options.softcap, jnp.tanh)[0]
     visible = _visible(named, options, *s.shape[-2:])
+    biases = []
+    for mask in (named[name] for name in _MASKS if name in named):
+        if mask.dtype != bool:
+            biases.append(mask.astype(wide))
+        visible &= mask if mask.dtype == bool else biases[-1] != -jnp.inf
     if options.functions:
         # Value may have axes of the batch that query and key lack.
         lead = np.broadcast_shapes(s.shape[:-2], v.shape[:-2])
         inputs = _inputs(named, (*lead, *s.shape[-2:]))
-        s, seen = changed(options.functions, named, score=s, **inputs)
-        visible &= seen
+        s, visible = changed(options.functions, named, visible, score=s, **inputs)
     if "alibi_slopes" in named:
         s -= _per_head(named["alibi_slopes"], wide) * _distances(named, *s.shape[-2:])
-    for mask in (named[name] for name in _MASKS if name in named):
-        if mask.dtype == bool:
-            visible &= mask
-        else:
-            s += mask.astype(wide)
+    for bias in biases:
+        s += bias
     sinks = _per_head(named["sinks"], wide) if "sinks" in named else None
     out = (_weights(s, visible, sinks) @ v).astype(dtype)
     if is_packed:

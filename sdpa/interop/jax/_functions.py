@@ -82,23 +82,25 @@ def _arguments(named: Mapping[str, Any], option: str) -> tuple[Any, ...]:
     return tuple(own[i] for i in sorted(own))
 
 
-def changed(functions: Functions, named: Mapping[str, Any], **inputs: Any) -> tuple[Any, Any]:
-    """The scores after score_mod, and the pairs that mask_mod lets through, by jax.numpy."""
-    scores, seen = inputs["score"], True
+def changed(
+    functions: Functions, named: Mapping[str, Any], visible: Any, **inputs: Any
+) -> tuple[Any, Any]:
+    """The scores after score_mod, and the visible pairs that mask_mod lets through."""
+    scores = inputs["score"]
     for is_mask, option, function in (
-        (False, "score_args", functions.score_mod),
         (True, "mask_args", functions.mask_mod),
+        (False, "score_args", functions.score_mod),
     ):
         if function is None:
             continue
         args = _arguments(named, option)
         like = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in args]
-        found = composed(_LIBRARY, is_mask, function, args, like, **inputs)
+        found = composed(_LIBRARY, is_mask, function, args, like, visible, **inputs)
         if is_mask:
-            seen = found
+            visible = visible & found
         else:
             scores = found + jnp.zeros_like(scores)
-    return scores, seen
+    return scores, visible
 
 
 # ------------------------------------------------------------------------------- calls

@@ -56,8 +56,11 @@ class Operand:
             # An array of another library, which must lie on the CPU.
             _core._arrays(**{name: source[(slice(0, 0),) * len(source.shape)]})
         self.dtype: np.dtype[Any] = dtype
-        check_known(name, self.source.shape)
-        self.shape: tuple[int, ...] = tuple(int(n) for n in self.source.shape)
+        shape = self.source.shape
+        if not isinstance(shape, Sequence):
+            raise TypeError(f"{name}: expected a store with a shape, got {shape!r}")
+        check_known(name, shape)
+        self.shape: tuple[int, ...] = tuple(int(n) for n in shape)
 
     @property
     def length(self) -> int:

@@ -120,6 +120,14 @@ def test_needs():
     assert got.startswith("needs: expected names among 'query', 'key', 'value'")
 
 
+@pytest.mark.parametrize("shape", [None, 9], ids=str)
+def test_a_store_without_a_shape(shape):
+    """An empty dataset of h5py has None."""
+    keys = Unread(np.zeros((2, 4, N_K, D_K), np.float32))
+    keys.shape = shape
+    assert refused(TypeError, keys=keys) == f"key: expected a store with a shape, got {shape}"
+
+
 def test_unknown_lengths(rng):
     """Those of Dask arrays that were cut by their own values are nan."""
     keys = Unread(np.zeros((2, 4, N_K, D_K), np.float32))

@@ -199,6 +199,14 @@ def test_tangents_of_another_type(rng):
     assert_same_bits(found, expected)
 
 
+@pytest.mark.parametrize("option", [{"sinks": np.ones(2)}, {"scale": np.array(0.5)}, {}], ids=str)
+def test_the_tangent_of_lse_has_its_type(rng, dtype, option):
+    query, key, value = rng.standard_normal((3, 2, 4, 3)).astype(dtype)
+    lse = lambda x: interop.attention_forward(x, key, value, **option)[1]  # noqa: E731
+    found, tangent = make_jvp(lse)(query)(query)
+    assert found.dtype == tangent.dtype
+
+
 def test_out_and_lse_of_a_batch_that_value_alone_has(rng):
     operands = {
         n: rng.standard_normal((batch, 2, 4, 3)) for n, batch in (("q", 1), ("k", 1), ("v", 3))

@@ -135,6 +135,17 @@ def test_forward_mode_in_every_type(rng, dtype, name):
     np.testing.assert_allclose(found.astype(np.float64), expected, rtol=unit, atol=4 * unit)
 
 
+def test_a_temperature_of_another_type(rng):
+    """A number of NumPy's, which is float64 beside a float32 query."""
+    x = rng.standard_normal((3, 2, 4, 3)).astype(np.float32)
+    found, expected = (
+        make_jvp(lambda q, t=t: interop.cosine_attention(q, *x[1:], temperature=t))(x[0])(x[0])[1]
+        for t in (np.float64(0.7), 0.7)
+    )
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_constants_may_be_lists(rng, name):
     f, operands, _ = problem(rng, name, "bias and sinks")

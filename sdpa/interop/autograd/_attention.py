@@ -333,7 +333,8 @@ def _composed(call: TracedCall, *operands: Any) -> Any:
     scale = scale_of(call, _arguments.default_scale(anp.shape(query)[-1]), x.get("scale"))
     s = spread(scale * anp.matmul(query, anp.swapaxes(key, -1, -2)), value)
     weights, lse = composed_softmax(call, s, x)
-    return traced_tuple((rounded(anp.matmul(weights, value), operands[0]), lse))
+    out = rounded(anp.matmul(weights, value), operands[0])
+    return traced_tuple((out, rounded(lse, query)))
 
 
 def spread(s: Any, value: Any) -> Any:

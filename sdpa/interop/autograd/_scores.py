@@ -136,7 +136,9 @@ defjvp_argnums(_backward, jvp_of(_composed_backward))
 def _cosine(call: TracedCall, x: dict[str, Any]) -> Any:
     options = dict(call.options)
     eps = options.pop("eps")
-    x["query"], x["key"] = _unit(x["query"], eps) / x.pop("temperature"), _unit(x["key"], eps)
+    # A temperature of another type does not change that of the query.
+    query = rounded(_unit(x["query"], eps) / x.pop("temperature"), x["query"])
+    x["query"], x["key"] = query, _unit(x["key"], eps)
     return attention(**x, scale=1.0, **options)
 
 

@@ -1,5 +1,7 @@
 """Weights as a page that needs no server and no network."""
 
+from __future__ import annotations
+
 import base64
 import html
 import json

@@ -1,5 +1,7 @@
 """Additive attention: scores are w_score^T tanh(query w_query + key w_key + bias)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 

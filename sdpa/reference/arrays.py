@@ -1,5 +1,7 @@
 """Broadcasting, sums over visible pairs, and the sums that broadcasting becomes in a gradient."""
 
+from __future__ import annotations
+
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np

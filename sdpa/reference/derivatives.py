@@ -12,6 +12,8 @@ slope df / dx
 ===== ======================================================================================
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 

@@ -5,6 +5,8 @@ numbers again, and the tangent of the tangent is then a second derivative. None 
 is zero, so that nothing is multiplied by it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 

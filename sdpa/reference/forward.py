@@ -1,5 +1,7 @@
 """Attention forward, the matrix of weights, its rows and columns, the union of sets of keys."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 

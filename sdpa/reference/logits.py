@@ -1,5 +1,7 @@
 """From query and key to the logits of a row: scores, their cap, biases, masks; and dropout."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 

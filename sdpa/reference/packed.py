@@ -1,5 +1,7 @@
 """Packed sequences: the meaning of cu_seqlens_q and cu_seqlens_k in functions on attention."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias

@@ -1,5 +1,7 @@
 """Functions of positions: rotary embedding, T5's buckets, vectors of relative positions."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 

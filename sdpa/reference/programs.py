@@ -1,5 +1,7 @@
 """Functions of the user on scores and on masks, and the derivatives of the former."""
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable, Sequence

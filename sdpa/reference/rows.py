@@ -1,5 +1,7 @@
 """Softmax, its logarithm and its normaliser along any axes; their gradients."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -1,5 +1,7 @@
 """Attention with other scores: cosine, bilinear."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 from typing import Any, NamedTuple
 

@@ -195,6 +195,15 @@ def test_documentation(name):
     assert ">>> " in document
 
 
+@pytest.mark.parametrize("module", ["bias", "blocks", "plot", "reference"])
+def test_types_in_help_have_their_short_names(module):
+    """Not those that NumPy gives ArrayLike, some 200 letters for an argument."""
+    found = importlib.import_module(f"sdpa.{module}")
+    for name in found.__all__:
+        if inspect.isroutine(getattr(found, name)):
+            assert "numpy._typing" not in str(inspect.signature(getattr(found, name))), name
+
+
 def listed(document, label):
     """The names in the sentence behind a label, quoted or not."""
     found = re.search(re.escape(label) + r"\W*([\w\", \n]+)[.)]", document)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sdpa
+from sdpa._arguments import choice
 
 from .. import style, theory
 from ..tools.estimate import LEVEL, Draws, Z, mean
@@ -105,7 +106,7 @@ def growth(
     >>> bool(50 < table["variance"][0] < 80)
     True
     """
-    m4 = COMPONENTS[components][1]
+    m4 = COMPONENTS[choice("components", components, COMPONENTS)][1]
     rows: list[dict[str, Cell]] = []
     for width in d_k:
         for length in n:

@@ -116,6 +116,10 @@ def test_lab_alone_lists_the_experiments(capsys):
     [
         (("critical", "--families", "odd"), "python -m sdpa lab critical: unknown name 'odd'"),
         (("saturation", "--csv", "/"), "python -m sdpa: cannot write /"),
+        (
+            ("growth", "--components", "odd"),
+            "python -m sdpa lab growth: components: expected 'normal', 'uniform' or 'sign', got",
+        ),
     ],
 )
 def test_lab_refuses(arguments, message):

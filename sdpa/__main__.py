@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 REPORT = "sdpa-report.html"
+AS_JSON = "print the same as JSON"
 INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
 
@@ -44,8 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         "handwritten digits and on random numbers, and the speed against NumPy.",
     )
     parser.add_argument("--version", action="version", version=cli.VERSION)
-    as_json, seeds = "print the same as JSON", cli.in_range(int, low=0)
-    parser.add_argument("--json", action="store_true", help=as_json)
+    parser.add_argument("--json", action="store_true", help=AS_JSON)
     parser.add_argument(
         "--all", action="store_true", help="print all tables and findings, in 100 columns"
     )
@@ -54,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         choices=LANGUAGES,
         help="language of the first screen, and in which the report opens; default: the system's",
     )
-    parser.add_argument("--seed", type=seeds, default=0, help="default %(default)s")
+    parser.add_argument(
+        "--seed", type=cli.in_range(int, low=0), default=0, help="default %(default)s"
+    )
     parser.add_argument(
         "--draws",
         type=cli.in_range(int, low=FEWEST_DRAWS),
@@ -69,27 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", title="parts")
     info = commands.add_parser("info", help="the machine, and the kernels chosen for it")
     # No default here: it would overwrite a --json given before the command.
-    info.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
-    claims = commands.add_parser("claims", help="every claim of the notes, judged by measurement")
-    claims.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
-    claims.add_argument("--seed", type=seeds, default=argparse.SUPPRESS, help="default 0")
-    claims.add_argument("--only", metavar="ID", nargs="+", help="judge only these rows")
-    claims.add_argument(
-        "--save",
-        metavar="DIR",
-        type=cli.folder,
-        help="write the measurements of every draw to DIR",
-    )
-    claims.add_argument(
-        "--times",
-        type=cli.in_range(float, above=0),
-        default=1.0,
-        help="multiplies the numbers of draws; default 1",
-    )
-    claims.add_argument(
-        "--workers",
-        type=cli.in_range(int, low=1),
-        help="processes, for the rows that time nothing; default: as many as CPUs, up to 8",
+    info.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=AS_JSON)
+    _add_claims(
+        commands.add_parser("claims", help="every claim of the notes, judged by measurement")
     )
     cli.add_arguments(
         commands.add_parser(
@@ -103,6 +87,33 @@ def _parser() -> argparse.ArgumentParser:
         "path", nargs="?", default="sdpa-explorer.html", help="default ./%(default)s"
     )
     return parser
+
+
+def _add_claims(parser: argparse.ArgumentParser) -> None:
+    from sdpa_lab import cli
+
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=AS_JSON)
+    parser.add_argument(
+        "--seed", type=cli.in_range(int, low=0), default=argparse.SUPPRESS, help="default 0"
+    )
+    parser.add_argument("--only", metavar="ID", nargs="+", help="judge only these rows")
+    parser.add_argument(
+        "--save",
+        metavar="DIR",
+        type=cli.folder,
+        help="write the measurements of every draw to DIR",
+    )
+    parser.add_argument(
+        "--times",
+        type=cli.in_range(float, above=0),
+        default=1.0,
+        help="multiplies the numbers of draws; default 1",
+    )
+    parser.add_argument(
+        "--workers",
+        type=cli.in_range(int, low=1),
+        help="processes, for the rows that time nothing; default: as many as CPUs, up to 8",
+    )
 
 
 def _destination(name: str) -> Path:

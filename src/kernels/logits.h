@@ -95,12 +95,10 @@ INLINE real add_sink(double sink, real *m, real *low, real *l, real *term) {
 /* See score_cap. A scale of 0 makes NaN of an infinite product, as without a cap. */
 INLINE score_cap cap_of(const sdpa_unit *u) {
     const double exact = fmin(fabs(u->scale) / u->problem->softcap, REAL_MAX); /* beyond that tanh is 1 */
-    const real factor = (real)exact;
-    return (score_cap){
-        .factor = factor,
-        .low = (real)(exact - (double)factor),
-        .most = factor > 0 ? (real)fmin(40 / exact, REAL_MAX) : (real)INFINITY,
-    };
+    real factor = (real)exact;
+    if ((double)factor > exact) factor *= 1 - REAL_EPSILON;
+    const double least = fmax(exact * REAL_EPSILON * REAL_EPSILON, REAL_TRUE_MIN);
+    return (score_cap){.factor = factor, .low = exact > 0 ? (real)fmax(exact - (double)factor, least) : 0};
 }
 
 /* Lets score() apply the unit's score_mod, if there is one, to block b; t->ds is NULL or takes slopes. `scratch`:

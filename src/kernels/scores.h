@@ -27,10 +27,10 @@ INLINE void fetch_ahead(const ahead *a, int64_t j0, int64_t n) {
 /* Sums over the keys of a block, for sum_of_four: successive tiles add to SUMS running sums in rotation. */
 typedef vec tile_sums[SUMS][SCORE_WIDTH];
 
-/* What a product is multiplied by before a cap's tanh, and the rounding error of that. */
+/* What a product is multiplied by before a cap's tanh, and the rounding error of that, which has the same sign and is not
+ * 0: the two parts of an infinite product are the same infinity. */
 typedef struct score_cap {
     real factor, low;
-    real most; /* products beyond it have a tanh of 1 */
 } score_cap;
 
 typedef struct scores {
@@ -166,9 +166,8 @@ INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc
     if (maximum || summed) vstore(to, column.extreme);
 }
 
-/* The tanh of a product x; one within `most`, because the two parts of an infinite one may have opposite signs. */
+/* The tanh of a product x. */
 INLINE vec capped_tanh(const score_cap *cap, vec x) {
-    x = vmax2(vset1(-cap->most), vmin2(vset1(cap->most), x));
     return vtanh(vmuladd(vset1(cap->factor), x, cap->low * x));
 }
 

@@ -23,12 +23,14 @@
 typedef float real;
 typedef int32_t real_bits;
 #define REAL_MAX FLT_MAX
+#define REAL_TRUE_MIN FLT_TRUE_MIN
 #define REAL_EPSILON FLT_EPSILON
 #define SIGN_BIT INT32_MIN
 #else
 typedef double real;
 typedef int64_t real_bits;
 #define REAL_MAX DBL_MAX
+#define REAL_TRUE_MIN DBL_TRUE_MIN
 #define REAL_EPSILON DBL_EPSILON
 #define SIGN_BIT INT64_MIN
 #endif

@@ -23,7 +23,7 @@ typedef struct work {
     const char *name;
     int64_t n_head, n_q, n_k, d;
     sdpa_dtype dtype;
-    enum { PLAIN, CAUSAL, MASKED } kind;
+    enum { PLAIN, CAUSAL, MASKED, SQUARES, NOTHING, KEYS } kind; /* the last: a bias per key */
     sdpa_status (*driver)(const sdpa_problem *p);
 } work;
 
@@ -33,6 +33,9 @@ static const work works[] = {
     {"forward d=128", 1, 48, 32, 128, SDPA_F32, PLAIN, sdpa_attention_forward},
     {"forward causal", 1, 48, 48, 64, SDPA_F32, CAUSAL, sdpa_attention_forward},
     {"forward mask", 1, 48, 64, 64, SDPA_F32, MASKED, sdpa_attention_forward},
+    {"forward bias of keys", 1, 48, 64, 64, SDPA_F32, KEYS, sdpa_attention_forward},
+    {"forward nothing", 2, 144, 144, 64, SDPA_F32, NOTHING, sdpa_attention_forward},
+    {"forward squares", 1, 48, 512, 64, SDPA_F32, SQUARES, sdpa_attention_forward},
     {"forward float64", 1, 48, 32, 64, SDPA_F64, PLAIN, sdpa_attention_forward},
     {"forward bfloat16", 1, 48, 64, 64, SDPA_BF16, PLAIN, sdpa_attention_forward},
     {"forward short", 4, 10, 10, 64, SDPA_F32, PLAIN, sdpa_attention_forward},
@@ -41,6 +44,7 @@ static const work works[] = {
     {"eight queries", 1, 8, 128, 64, SDPA_F32, PLAIN, sdpa_attention_forward},
     {"backward", 1, 48, 40, 64, SDPA_F32, PLAIN, sdpa_attention_backward},
     {"backward causal", 1, 48, 48, 64, SDPA_F32, CAUSAL, sdpa_attention_backward},
+    {"backward squares", 1, 48, 512, 64, SDPA_F32, SQUARES, sdpa_attention_backward},
     {"backward float64", 1, 24, 40, 64, SDPA_F64, PLAIN, sdpa_attention_backward},
     {"backward short", 4, 10, 10, 64, SDPA_F32, PLAIN, sdpa_attention_backward},
     {"statistics", 1, 48, 64, 64, SDPA_F32, PLAIN, sdpa_attention_statistics},
@@ -62,10 +66,14 @@ static sdpa_tensor tensor(sdpa_dtype dtype, int64_t n_head, int64_t rows, int64_
         .data = data, .row = columns * size, .col = size, .head = rows * columns * size, .group = 1, .dtype = dtype};
 }
 
-static sdpa_tensor mask(int64_t rows, int64_t columns) {
+/* SQUARES shows 64 keys of 512. */
+static sdpa_tensor mask(const work *w) {
+    const int64_t rows = w->n_q, columns = w->n_k;
     char *data = malloc((size_t)(rows * columns));
     if (!data) abort();
-    for (int64_t i = 0; i < rows * columns; i++) data[i] = i % 7 != 3;
+    for (int64_t i = 0; i < rows * columns; i++) {
+        data[i] = w->kind == MASKED ? i % 7 != 3 : w->kind == SQUARES && i % columns / 64 % 8 == 0;
+    }
     return (sdpa_tensor){.data = data, .row = columns, .col = 1, .group = 1, .dtype = SDPA_BOOL};
 }
 
@@ -93,7 +101,12 @@ static sdpa_problem problem_of(const work *w) {
         p.dv = tensor(w->dtype, w->n_head, w->n_k, w->d);
     }
     if (w->driver == sdpa_attention_statistics) p.o = tensor(wide, w->n_head, w->n_q, SDPA_N_STATISTICS);
-    if (w->kind == MASKED) p.mask = mask(w->n_q, w->n_k);
+    if (w->kind == KEYS) {
+        p.mask = tensor(SDPA_F32, 1, 1, w->n_k);
+        p.mask.row = 0;
+    } else if (w->kind > CAUSAL) {
+        p.mask = mask(w);
+    }
     p.features = sdpa_problem_features(&p);
     if (w->driver == sdpa_attention_backward && sdpa_attention_forward(&p) != SDPA_OK) abort();
     return p;

@@ -153,13 +153,18 @@ assert grown < {allowed}, grown / 1e6
 
 
 def cpu_seconds(*calls):
-    """Seconds of one thread for each call, the least of several rounds."""
+    """Seconds of one thread for each call: the least, after five rounds that lower none by 1 %."""
     best = [np.inf] * len(calls)
-    for _ in range(5):
+    rounds = 0
+    while rounds < 5:
+        rounds += 1
         for i, call in enumerate(calls):
             start = time.thread_time()
             call()
-            best[i] = min(best[i], time.thread_time() - start)
+            took = time.thread_time() - start
+            if took < 0.99 * best[i]:
+                rounds = 0
+            best[i] = min(best[i], took)
     return best
 
 
@@ -218,56 +223,6 @@ def test_only_what_is_needed_is_computed(functions, name, needs, share):
     function = functions[name]
     whole, part = cpu_seconds(function, lambda: function(needs=needs))
     assert part < (share + 0.25) * whole, part / whole
-
-
-def documents(n, size):
-    return (np.arange(n) // size)[:, None] == np.arange(n) // size
-
-
-def squares(rng, n, size, share):
-    chosen = rng.random((n // size, n // size)) < share
-    return np.repeat(np.repeat(chosen, size, 0), size, 1)
-
-
-# Shares of a dense call: what 8 heads without any key may take, 64 documents, and blocks of which
-# an eighth is seen; twice what benchmarks/targets.py asks for, and a third of what masks cost that
-# are read tile by tile for every head.
-COSTS = {
-    "nothing": (8, lambda rng, n: np.full((n, n), False), 0.02),
-    "documents": (1, lambda rng, n: documents(n, 64), 0.12),
-    "squares": (1, lambda rng, n: squares(rng, n, 256, 0.08) | documents(n, 256), 0.22),
-}
-
-
-@pytest.mark.uninstrumented
-@pytest.mark.parametrize("function", ["forward", "backward"])
-@pytest.mark.parametrize("name", COSTS)
-def test_what_a_mask_hides_costs_little(rng, name, function):
-    n = 4096
-    heads, draw, share = COSTS[name]
-    mask = draw(rng, n)
-    q, k, v, g = rng.standard_normal((4, heads, n, 64), np.float32)
-
-    def call(mask, heads):
-        x = [a[:heads] for a in (g, q, k, v)]
-        if function == "forward":
-            return lambda: sdpa.attention(*x[1:], mask, workers=1)
-        saved = sdpa.attention_forward(*x[1:], mask)
-        return lambda: sdpa.attention_backward(*x, *saved, mask, workers=1)
-
-    dense, masked = cpu_seconds(call(None, 1), call(mask, heads))
-    assert masked < share * heads * dense, masked / heads / dense
-
-
-@pytest.mark.uninstrumented
-def test_a_bias_per_key_costs_little(rng):
-    q, k, v = rng.standard_normal((3, 8, 1024, 16), np.float32)
-    bias = rng.standard_normal((1, 1024), np.float32)
-    plain, biased = cpu_seconds(
-        lambda: sdpa.attention(q, k, v, workers=1),
-        lambda: sdpa.attention(q, k, v, bias, workers=1),
-    )
-    assert biased < 1.18 * plain, biased / plain
 
 
 @pytest.mark.uninstrumented

@@ -531,7 +531,7 @@ def test_mechanisms_refuse_functions(name):
         "MultiHeadAttention.forward": lambda: layer(x, **given),
     }
     for function, call in calls.items():
-        text = rf"{function}\(\) got an unexpected keyword argument '{name}'; sdpa.attention takes"
+        text = rf"{function}\(\) got an unexpected keyword argument '{name}'; sdpa.attention has"
         with pytest.raises(TypeError, match=text):
             call()
 

@@ -167,6 +167,9 @@ def test_values_out_of_range(arguments, message, capsys):
 def test_other_commands_refuse(module, arguments, message, monkeypatch, capsys):
     module = f"sdpa_lab{module}"
     monkeypatch.setattr("sys.argv", [module, *arguments.split()])
+    # What another test has imported is not run without a warning.
+    for name in (f"{module}.__main__", "sdpa_lab.report.why"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(SystemExit) as caught:
         runpy.run_module(module, run_name="__main__")
     assert caught.value.code == 2

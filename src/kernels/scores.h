@@ -167,9 +167,7 @@ INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc
 }
 
 /* The tanh of a product x. */
-INLINE vec capped_tanh(const score_cap *cap, vec x) {
-    return vtanh(vmuladd(vset1(cap->factor), x, cap->low * x));
-}
+INLINE vec capped_tanh(const score_cap *cap, vec x) { return vtanh(vmuladd(vset1(cap->factor), x, cap->low * x)); }
 
 /* finish_column for SCORE_CAPPED. */
 INLINE void cap_column(const scores *t, const vec (*acc)[MAX_WIDTH], int j, int64_t j0, int64_t rows) {

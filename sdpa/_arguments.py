@@ -111,8 +111,7 @@ def checked_float(name: str, x: Array) -> None:
 def checked_like_query(name: str, x: Array, query: Array) -> None:
     """Raise a TypeError for another dtype than query's."""
     if native(x.dtype) != native(query.dtype):
-        castable = x.dtype.kind in "biuf" or is_float(x.dtype)
-        remedy = f"; write {name}.astype(query.dtype)" if castable else ""
+        remedy = f"; write {name}.astype(query.dtype)" if is_real(x.dtype) else ""
         raise TypeError(f"{name}: expected query's dtype {query.dtype}, got {x.dtype}{remedy}")
 
 
@@ -137,6 +136,11 @@ def _check_dtype(name: str, dtype: np.dtype[Any] | None, got: object, remedy: st
 def is_float(dtype: np.dtype[Any]) -> bool:
     """Whether the kernels compute with it."""
     return dtype.name in ("float16", "bfloat16", "float32", "float64")
+
+
+def is_real(dtype: np.dtype[Any]) -> bool:
+    """Whether its values are real numbers, bool among them."""
+    return dtype.kind in "biuf" or is_float(dtype)
 
 
 def checked_options(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sdpa._arguments import arrays, is_float
+from sdpa._arguments import arrays, is_float, is_real
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def checked_weights(weights: npt.ArrayLike) -> npt.NDArray[Any]:
     """Weights as (heads, Lq, Lk) of float64."""
     (given,) = arrays(weights=weights)
-    if given.dtype.kind not in "biuf" and not is_float(given.dtype):
+    if not is_real(given.dtype):
         raise TypeError(f"weights: expected numbers, got {given.dtype}")
     if given.ndim > 3:
         first = ", ".join("0" * (given.ndim - 3))

@@ -174,7 +174,9 @@ def test_constants_of_a_formula_may_be_lists(rng):
     options |= {"attn_mask": [0.0, 1.0, -np.inf, 2.0]}
 
     def twice(*rest, **options):
-        once = lambda x: make_jvp(lambda x: interop.attention(x, *rest, **options))(x)(query)[1]  # noqa: E731
+        def once(x):
+            return make_jvp(lambda x: interop.attention(x, *rest, **options))(x)(query)[1]
+
         return make_jvp(once)(query)(query)[1]
 
     arrays = {name: np.array(x) for name, x in options.items()}
@@ -202,8 +204,9 @@ def test_tangents_of_another_type(rng):
 @pytest.mark.parametrize("option", [{"sinks": np.ones(2)}, {"scale": np.array(0.5)}, {}], ids=str)
 def test_the_tangent_of_lse_has_its_type(rng, dtype, option):
     query, key, value = rng.standard_normal((3, 2, 4, 3)).astype(dtype)
-    lse = lambda x: interop.attention_forward(x, key, value, **option)[1]  # noqa: E731
-    found, tangent = make_jvp(lse)(query)(query)
+    found, tangent = make_jvp(lambda x: interop.attention_forward(x, key, value, **option)[1])(
+        query
+    )(query)
     assert found.dtype == tangent.dtype
 
 

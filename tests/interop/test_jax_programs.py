@@ -65,8 +65,9 @@ def test_a_batch_that_value_alone_has_by_the_formula(rng):
     x = tuple(jnp.asarray(rng.standard_normal(s)) for s in shapes)
 
     def f(*x):
-        score_mod = lambda s, b, h, q, k, t: s * t[b, h]  # noqa: E731
-        return interop.attention(*x[:3], score_mod=score_mod, score_args=x[3:])
+        return interop.attention(
+            *x[:3], score_mod=lambda s, b, h, q, k, t: s * t[b, h], score_args=x[3:]
+        )
 
     compared_with_the_formula(rng, f, x)
 

@@ -5,7 +5,7 @@ from refusals.attention import BATCH, DTYPES, OPERANDS, PADDING
 from refusals.options import MOST_SCALE, OPTIONS, RANGE
 from support.calls import ADDITIVE, BILINEAR, COSINE, F32, FLOATS, SHAW, ones
 from support.helpers import BFLOAT16
-from support.protocols import elsewhere
+from support.protocols import elsewhere, no_number
 
 import sdpa
 
@@ -134,7 +134,7 @@ COSINE_ROWS = {
         "temperature: expected a finite number, got 'warm'",
         {"temperature": "warm"},
     ),
-    "eps text": (TypeError, "eps: expected a finite number, got '1'", {"eps": "1"}),
+    **no_number("eps"),
     "temperature text of a number": (
         TypeError,
         "temperature: expected a finite number, got '1'",

@@ -69,6 +69,23 @@ class Bfloat16Tensor:
         return 1, 0
 
 
+def no_number(name):
+    """The rows of tests/refusals for what float() would read, or cut to its real part."""
+    text = f"{name}: expected a finite number, got"
+    return {
+        f"{name} text": (TypeError, f"{text} '30'", {name: "30"}),
+        f"{name} array of text": (
+            TypeError,
+            f"{text} array('30', dtype='<U2')",
+            {name: np.array("30")},
+        ),
+        **{
+            f"{name} {x.dtype}": (TypeError, f"{text} {x!r}", {name: x})
+            for x in (np.complex64(2 + 1j), np.complex128(30 + 1j))
+        },
+    }
+
+
 def elsewhere(name):
     """The rows of tests/refusals for an argument that NumPy cannot take."""
     text = f"{name}: expected an array on the CPU, got"

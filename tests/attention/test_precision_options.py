@@ -4,7 +4,7 @@ As in test_precision.py, for smaller problems with masks, sinks, softcap, ALiBi:
 gradients against the better of PyTorch's elementary operations, which its autograd differentiates,
 and plain NumPy, all in the same dtype; forward mode, double backward and statistics, for which
 PyTorch has no routine, against plain NumPy. `bounds_of` says which bounds are wider than promised,
-and why.
+and why; `is_beyond` what few draws cannot decide.
 """
 
 import collections
@@ -23,6 +23,8 @@ from sdpa import _core
 FIRST = ("out", "lse", "query", "key", "value", "attn_mask", "sinks")
 SECOND = ("grad_out", "query", "key", "value", "attn_mask", "sinks")
 DRAWS = int(os.environ.get("SDPA_DRAWS", "12"))
+# Standard errors: of 10,000 comparisons one is further off by chance.
+CHANCE = 4
 # Heads. NumPy multiplies neither the 16-bit types nor extended precision with BLAS.
 HEADS = {"float16": 4, "bfloat16": 4, "float32": 32, "float64": 12}
 N_Q, N_K = 24, 160
@@ -213,16 +215,14 @@ def with_sdpa(x, options):
 
 @functools.lru_cache(maxsize=1)
 def errors(torch, dtype, case, std):
-    """Errors {ISA or peer: {result: (rms of its errors, mean of every draw's largest)}}."""
+    """Errors {ISA or peer: {result: (mean squares of every draw, largest of every draw)}}."""
     wide = np.dtype(np.longdouble if dtype == np.float64 else np.float64)
-    squares = collections.defaultdict(lambda: collections.defaultdict(float))
-    largest = collections.defaultdict(lambda: collections.defaultdict(float))
-    sizes = {}
+    squares = collections.defaultdict(lambda: collections.defaultdict(list))
+    largest = collections.defaultdict(lambda: collections.defaultdict(list))
     previous = _core._use_isa(ISAS[0])
     for x in draws(dtype, case, std):
         options = options_of(case, x)
         exact = plain(x, options, wide)
-        sizes |= {name: DRAWS * y.size for name, y in exact.items()}
         with np.errstate(over="ignore", invalid="ignore"):  # float16
             results = {"numpy": plain(x, options)}
         results["torch"] = with_torch(torch, x, options)
@@ -232,46 +232,58 @@ def errors(torch, dtype, case, std):
         for who, mine in results.items():
             for name, y in mine.items():
                 e = np.abs(y.astype(wide) - exact[name]).astype(np.float64)
-                squares[who][name] += (e**2).sum()
-                largest[who][name] += e.max() / DRAWS
+                squares[who][name].append((e**2).mean())
+                largest[who][name].append(e.max())
     _core._use_isa(previous)
     return {
-        who: {name: (np.sqrt(s / sizes[name]), largest[who][name]) for name, s in of.items()}
+        who: {name: (np.array(s), np.array(largest[who][name])) for name, s in of.items()}
         for who, of in squares.items()
     }
 
 
-def bounds_of(name, isa, dtype):
-    """{"rms": factor, "max": factor} of the errors of the better peer.
+def is_beyond(ours, theirs, bound):
+    """Whether the mean of `ours` is above `bound` times that of `theirs` by more than chance.
 
-    As promised if there are many draws (SDPA_DRAWS=120). With few, chance moves two ratios: the
-    gradient of a sink is one number per head; and where one weight is nearly 1, the error of
-    rowsum(dO O) does not cancel as that of PyTorch's rowsum(P dP) does, and dominates whatever dS
-    enters. Nothing is promised for kernels without FMA, nor for float64; their single errors are
-    bounded in tests/attention/test_options_derivatives.py.
+    Chance is CHANCE standard errors, and twice the bound at most: one draw that outweighs all
+    others has a standard error as large as their sum.
+    """
+    excess = ours - bound * theirs
+    chance = CHANCE * excess.std(ddof=1) / np.sqrt(len(excess))
+    return not excess.mean() <= min(chance, bound * theirs.mean())
+
+
+def bounds_of(isa, dtype):
+    """Factors of the better peer's errors: of mean squares, and of the mean of each draw's largest.
+
+    Nothing is promised for kernels without FMA, nor for float64; their single errors are bounded
+    in tests/attention/test_options_derivatives.py.
     """
     if isa == "generic" or dtype == np.float64:
-        return {"rms": 1.5}
-    by_chance = {"sinks": (1.1, 1.25), "second sinks": (1.1, 1.25)}
-    by_chance |= dict.fromkeys(("query", "key", "attn_mask"), (1.05, 1.5))
-    rms, largest = by_chance.get(name, (1.05, 1.25)) if DRAWS < 100 else (1.05, 1.25)
+        return {"mean square": 1.5**2}
     if dtype == BFLOAT16 and isa in ROUNDS_TO_BFLOAT16:
-        rms, largest = 1.1, 2.0
-    return {"rms": rms, "max": largest}
+        return {"mean square": 1.1**2, "largest": 2.0}
+    return {"mean square": 1.05**2, "largest": 1.25}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("std", [1, 8, 25])
 @pytest.mark.parametrize("case", CASES)
 def test_as_exact_as_the_better_peer(torch, isa, dtype, case, std):
+    """As promised, but for chance.
+
+    Chance is small for most results, and large where a result has few numbers (the gradient of a
+    sink: one per head) or few queries have the largest errors.
+    """
     measured = errors(torch, dtype, case, std)
     broken = []
     for name, ours in measured[isa].items():
-        peers = {who: measured[who][name] for who in ("numpy", "torch") if name in measured[who]}
-        for i, (kind, allowed) in enumerate(bounds_of(name, isa, dtype).items()):
-            theirs = min(e[i] for e in peers.values())
-            if not ours[i] <= allowed * theirs:
-                broken.append(f"{name} {kind}: {ours[i]:.3g} is {ours[i] / theirs:.3f} of {peers}")
+        peers = [measured[who][name] for who in ("numpy", "torch") if name in measured[who]]
+        for i, (kind, bound) in enumerate(bounds_of(isa, dtype).items()):
+            # NumPy overflows in float16 here and there, which is no measure.
+            finite = [e[i] for e in peers if np.isfinite(e[i]).all()]
+            better = min(finite, key=np.mean, default=None)
+            if better is not None and is_beyond(ours[i], better, bound):
+                broken.append(f"{name} {kind}: {ours[i].mean():.3g}, peer {better.mean():.3g}")
     assert not broken, "\n".join(broken)
 
 

@@ -419,13 +419,17 @@ class BlockProblem:
         """Check the result's array like `attention_forward`, and fill it with zeros."""
         if out is None:
             return
-        for operand in (self.query, self.keys, self.values, *self.masks.values()):
-            source = operand.source
-            arrays = isinstance(source, np.ndarray) and isinstance(out, np.ndarray)
-            if arrays and np.shares_memory(out, source):
+        operands = (self.query, self.keys, self.values, *self.masks.values())
+        # Of options, those that the call below gets as copies, or not at all.
+        given = {x.name: x.source for x in operands} | self.per_head
+        for f in self.whole.functions:
+            given |= {f"{f.name}_args[{i}]": x for i, x in enumerate(f.args)}
+        for name, x in given.items():
+            arrays = isinstance(x, np.ndarray) and isinstance(out, np.ndarray)
+            if arrays and np.shares_memory(out, x):
                 raise ValueError(
                     "out: expected memory not shared with an input, got an array that overlaps "
-                    f"{operand.name}"
+                    f"{name}"
                 )
         self._without_keys(rows, out)
 

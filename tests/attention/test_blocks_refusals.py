@@ -109,6 +109,23 @@ def test_out(rng):
     assert text == "out: expected memory not shared with an input, got an array that overlaps value"
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("name", ["sinks", "scale", "alibi_slopes", "score_args"])
+def test_out_is_apart_from_options(name, dtype, rng):
+    """It is written first: they would be read as zeros."""
+    x, out = tensors(rng, dtype), np.ones((2, 4, N_Q, D_V), dtype)
+    per_head = out[0, :, 0, 0]
+    options = {name: per_head}
+    if name == "score_args":
+        options = {name: (per_head,), "score_mod": lambda s, b, h, q, k, t: s * t[h]}
+    text = message(ValueError, blocks.attend, **x, out=out, **options)
+    place = "score_args[0]" if name == "score_args" else name
+    assert text == (
+        f"out: expected memory not shared with an input, got an array that overlaps {place}"
+    )
+    assert (out == 1).all()
+
+
 def test_out_is_an_array():
     x = {name.rstrip("s"): a for name, a in tensors(np.random.default_rng(0)).items()}
     expected = message(TypeError, sdpa.attention, **x, out=[0.0])

@@ -60,7 +60,7 @@ class Operand:
         if not isinstance(shape, Sequence):
             raise TypeError(f"{name}: expected a store with a shape, got {shape!r}")
         check_known(name, shape)
-        self.shape: tuple[int, ...] = tuple(int(n) for n in shape)
+        self.shape: tuple[int, ...] = tuple(_arguments.size(f"{name}.shape", n) for n in shape)
 
     @property
     def length(self) -> int:

@@ -145,6 +145,21 @@ def test_a_store_without_a_shape(shape):
     assert refused(TypeError, keys=keys) == f"key: expected a store with a shape, got {shape}"
 
 
+@pytest.mark.parametrize(
+    ("n", "exception", "text"),
+    [
+        ("a", TypeError, "key.shape: expected an integer, got 'a'"),
+        (5.5, TypeError, "key.shape: expected an integer, got 5.5"),
+        (-1, ValueError, "key.shape: expected at least 0, got -1"),
+        (2**70, ValueError, f"key.shape: expected at most 2^48, got {2**70}"),
+    ],
+)
+def test_a_store_with_a_shape_that_is_none(n, exception, text):
+    keys = Unread(np.zeros((2, 4, N_K, D_K), np.float32))
+    keys.shape = (2, 4, n, D_K)
+    assert refused(exception, keys=keys) == text
+
+
 def test_unknown_lengths(rng):
     """Those of Dask arrays that were cut by their own values are nan."""
     keys = Unread(np.zeros((2, 4, N_K, D_K), np.float32))

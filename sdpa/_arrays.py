@@ -37,7 +37,7 @@ def widen(x: Array) -> Array:
     return _converted(x, compute_type(x.dtype))
 
 
-@np.errstate(over="ignore")
+@np.errstate(all="ignore")
 def _converted(x: Array, dtype: np.dtype[Any]) -> Array:
     if x.dtype == dtype:
         return x

@@ -173,9 +173,14 @@ def test_numbers_above_the_range_are_infinite(rng):
 
 
 def test_no_warning_of_numpy(rng):
-    """A number that becomes -inf is no overflow to warn of."""
+    """A number that becomes -inf is no overflow to warn of, one that becomes 0 no underflow."""
     x = drawn(rng, np.float32)
+    small = np.full((20, 33), -1e-300)
+    out, lse = sdpa.attention_forward(**x, attn_mask=small)
     with np.errstate(all="raise"):
+        blocks.attend_backward(
+            out, *x.values(), out, lse, attn_mask=small, needs=("query", "attn_mask")
+        )
         sdpa.attention(**x, attn_mask=np.full((20, 33), -1e300))
         sdpa.cosine_attention(**x, attn_mask=np.full((20, 33), -1e300))
 

@@ -310,6 +310,7 @@ def t5_attention_backward(
     return T5Gradients(**found)
 
 
+@np.errstate(all="ignore")
 @_warnings.silenced()  # the mask is the table's
 def _summed_over_blocks(
     upstream: Upstream,
@@ -412,6 +413,7 @@ def _toeplitz(line: Array, n_q: int, n_k: int) -> Array:
     )
 
 
+@np.errstate(all="ignore")
 def _sum_buckets(grad: Array, buckets: Array, num_buckets: int) -> Array:
     """Sums of a bias's gradient (..., heads, Lq, Lk) over each bucket: (num_buckets, heads)."""
     heads, n_q, n_k = grad.shape[-3:]

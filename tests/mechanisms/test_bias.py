@@ -196,6 +196,19 @@ def test_gradients_in_blocks_of_16_bits(rng, dtype):
         assert a is b is None or (a.dtype == dtype and (a == b.astype(dtype)).all())
 
 
+def test_sums_beyond_the_range_do_not_warn(monkeypatch, rng):
+    """As in `attention_backward`, whose sums are in C."""
+    grad = np.full((2, 1, 3, 3), np.inf)
+    grad[1] = -np.inf
+    assert np.isnan(bias.t5_relative_backward(grad, 8)[0])
+    monkeypatch.setattr(bias, "_BLOCK_ELEMENTS", 0)
+    query, key, value = (normal(rng, (1, 80, 4), np.float32) for _ in range(3))
+    table, grad_out = normal(rng, (32, 1), np.float32), np.full((1, 80, 4), 3e38, np.float32)
+    out, lse = sdpa.attention_forward(query, key, value, bias.t5_relative(table, 80, 80))
+    found = bias.t5_attention_backward(grad_out, query, key, value, table, out, lse)
+    assert np.isinf(found.value).any()
+
+
 def test_gradients_in_blocks_without_the_matrix(rng):
     """8192 x 8192 in float32 would be 256 MiB."""
     n = 8192

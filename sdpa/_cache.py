@@ -111,8 +111,8 @@ class KVCache:
             )
         dtype = _arguments.float_dtype("dtype", dtype)
         rows = (sizes["batch"], sizes["heads"], 0)
-        self._key = _with_room(np.zeros((*rows, sizes["d_k"]), dtype), self.capacity)
-        self._value = _with_room(np.zeros((*rows, sizes["d_v"]), dtype), self.capacity)
+        self._key = _with_room(_zeros((*rows, sizes["d_k"]), dtype), self.capacity)
+        self._value = _with_room(_zeros((*rows, sizes["d_v"]), dtype), self.capacity)
         # These three are replaced, never written to.
         self._lengths = np.zeros(sizes["batch"], np.int64)
         self._dropped = self._lengths
@@ -468,9 +468,16 @@ def _with_room(held: Array, capacity: int) -> Array:
     """A copy of (batch, heads, L, d) with room for `capacity` positions."""
     batch, heads, n, d = held.shape
     # Zeroed pages take no memory until they are written.
-    whole = np.zeros((batch, heads, capacity, d), held.dtype)
+    whole = _zeros((batch, heads, capacity, d), held.dtype)
     whole[:, :, :n] = held
     return whole
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    try:
+        return np.zeros(shape, dtype)
+    except ValueError:  # more bytes than NumPy has a number for
+        raise MemoryError(f"no memory for an array of shape {shape} of {dtype}") from None
 
 
 @np.errstate(all="ignore")

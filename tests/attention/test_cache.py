@@ -360,6 +360,12 @@ def test_its_own_positions_may_be_appended(rng):
     assert_same_bits(cache.value, -x[:, :, order])
 
 
+@pytest.mark.parametrize("sizes", [(2**40, 2**40, 8), (2**20, 2**20, 2**20), (0, 2**48, 2**48)])
+def test_more_bytes_than_there_are_numbers_for(sizes):
+    with pytest.raises(MemoryError, match="no memory for an array of shape"):
+        sdpa.KVCache(*sizes, capacity=2**47)
+
+
 def test_values_beyond_float16_round_to_inf():
     cache = sdpa.KVCache(1, 1, 1, capacity=1, dtype=np.float16)
     cache.append(np.full((1, 1, 1, 1), 1e6), np.full((1, 1, 1, 1), -1e6))

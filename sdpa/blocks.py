@@ -139,10 +139,11 @@ def attend(
     problem.check_out(part, out)
     q = problem.query.read(part)
     total = _unrounded(problem, part, q, size, bar)
+    lse = total.lse.astype(problem.compute_type(), copy=False)
     if out is None:
-        return _core.AttentionForward(cast(Array, _rounded(total.out, problem.query)), total.lse)
+        return _core.AttentionForward(cast(Array, _rounded(total.out, problem.query)), lse)
     out[...] = rounded(total.out, out)
-    return _core.AttentionForward(out, total.lse)
+    return _core.AttentionForward(out, lse)
 
 
 def _unrounded(
@@ -488,9 +489,12 @@ class BlockProblem:
         *,
         first: bool = False,
     ) -> _core.AttentionForward:
-        """Attention of one block, out in float32 or float64."""
+        """Attention of one block, out in float32 or float64, lse in float64.
+
+        The weights of blocks are exponentials of lse: digits that it loses are theirs.
+        """
         options = self.whole.block(rows, columns, first=first)
-        return _core.attention_forward(widen(q), k, v, **masks, **options)
+        return _core.attention_forward(widen(q), k, v, **masks, **options, lse_dtype=np.float64)
 
     def merge(self, total: _core.AttentionForward, part: _core.AttentionForward) -> None:
         """Make total the union of both, in place but for a few rows at a time."""

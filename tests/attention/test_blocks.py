@@ -266,6 +266,21 @@ def test_results_are_rounded_once(dtype, rng):
         np.testing.assert_allclose(a.astype(float), b.astype(float), rtol=4 * ulp, atol=4 * ulp)
 
 
+@pytest.mark.parametrize("power", [20, 24, 30])
+def test_weights_of_blocks_whose_lse_is_large(power):
+    """Exact scores, of which three in one block and one in the next are the largest."""
+    query = np.full((4, 1), 2.0**power, np.float32)
+    keys = np.array([1, 1, 1, 0, 0, 1, 0, 0], np.float32)[:, None]
+    values = np.arange(8, dtype=np.float32)[:, None]
+    got = blocks.attend(query, keys, values, block=4, scale=1.0)
+    np.testing.assert_allclose(got.out, (0 + 1 + 2 + 5) / 4, rtol=1e-6)
+
+
+def test_lse_is_rounded_once():
+    x = np.zeros((1, 4), np.float32), *np.zeros((2, 3000, 4), np.float32)
+    assert blocks.attend(*x, block=5).lse == np.float32(np.log(3000))
+
+
 def test_float32_queries_over_16_bit_keys(rng):
     x = tensors(rng, np.float32)
     x |= {name: x[name].astype(np.float16) for name in ("keys", "values")}

@@ -158,7 +158,7 @@ def attention(
         return finished(parts, targets)
     out_and_lse = leading.joined("out", parts, bounds)
     result = out_and_lse[..., :-1].astype(native(call.query.dtype))
-    lse = lse_axes(out_and_lse[..., -1], call.query.axis)
+    lse = lse_axes(out_and_lse[..., -1], call.query.axis).astype(call.compute_type())
     return (result, lse) if return_lse else result
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.blocks import Store
 from support.calls import message
 from support.helpers import assert_same_bits, normal
+from support.protocols import OnlyArray, OnlyDlpack
 
 import sdpa
 from sdpa import blocks
@@ -200,6 +202,34 @@ def test_float16(x, files):
     np.testing.assert_allclose(made.compute().astype(float), expected, rtol=0, atol=2e-3)
 
 
+def test_stores_have_a_shape_a_dtype_and_slices_alone(x):
+    expected = sdpa.attention(*x.values())
+    made = lazy.attention(*(Store(a) for a in x.values()), block=BLOCK, chunks=BLOCK)
+    np.testing.assert_allclose(made.compute(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("convert", [OnlyArray, OnlyDlpack])
+def test_options_of_other_libraries(convert, x):
+    options = {"sinks": np.linspace(-1, 1, 4), "key_lengths": np.array([60, 31])}
+    expected = sdpa.attention(*x.values(), **options)
+    made = lazy.attention(*x.values(), **{name: convert(a) for name, a in options.items()})
+    np.testing.assert_allclose(made.compute(), expected, rtol=0, atol=1e-12)
+
+
+@SPLIT
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_weights_of_blocks_whose_lse_is_large(in_memory, split):
+    """As in attention/test_blocks.py."""
+    query = np.full((4, 1), 2.0**24, np.float32)
+    keys = np.array([1, 1, 1, 0, 0, 1, 0, 0], np.float32)[:, None]
+    values = np.arange(8, dtype=np.float32)[:, None]
+    if in_memory:
+        keys, values = in_chunks(keys, 4), in_chunks(values, 4)
+    made = lazy.attention(query, keys, values, split=split, block=4, scale=1.0, return_lse=True)
+    assert [a.dtype for a in made] == [a.dtype for a in dask.compute(*made)] == [np.float32] * 2
+    np.testing.assert_allclose(made[0].compute(), (0 + 1 + 2 + 5) / 4, rtol=1e-6)
+
+
 def test_no_queries_or_keys(x):
     few = x | {"query": x["query"][:, :, :0]}
     assert lazy.attention(*few.values()).compute().shape == (2, 4, 0, D_V)
@@ -361,6 +391,9 @@ def test_byte_orders(order, rng, files):
     np.testing.assert_allclose(targets[1][...], lse, rtol=0, atol=1e-6)
     given = [files.save(expected), *sources, files.save(expected), lse]
     true = sdpa.attention_backward(expected, *arrays, expected, lse)
+    made = lazy.attention_backward(*given)
+    for name in NAMES:
+        assert getattr(made, name).dtype == getattr(made, name).compute().dtype == np.float32
     into = {name: files.new((N_Q, D_K), order[1], rows=BLOCK) for name in NAMES}
     lazy.attention_backward(*given, into=into).compute()
     for name in NAMES:
@@ -414,6 +447,15 @@ def test_refusals(x, files):
             [*arrays[:2], in_chunks(x["value"], 30)],
             {},
             "value: expected the chunks of key, (20, 20, 20), got (30, 30)",
+        ),
+        *(
+            (
+                TypeError,
+                sources,
+                {"score_mod": lambda s, b, h, q, k, t: s + t[q], "score_args": given},
+                f"score_args: expected a tuple of arrays, got {given!r:.60}; put it in a tuple",
+            )
+            for given in (5, np.ones(N_Q), da.ones(N_Q))
         ),
         (
             TypeError,
@@ -506,6 +548,11 @@ def test_refusals_of_gradients(x, files):
     assert refused(ValueError, into={"key": key}) == (
         "into: expected arrays for ['key', 'query', 'value'], got ['key']"
     )
+    assert refused(ValueError, into={"key": key, 5: key}).endswith("got ['key', 5]")
+    for other in (key, ["key"], 5):
+        assert refused(TypeError, into=other) == (
+            f"into: expected a mapping from names of gradients to Zarr arrays, got {type(other)}"
+        )
     assert refused(ValueError, into={"key": key}, needs=["key"], chunks=20).startswith(
         "into['key']: expected chunks along axis -2 that end where the blocks of the tasks do"
     )

@@ -129,6 +129,19 @@ def test_functions_of_packed_sequences(rng):
     close(lazy.attention(query, *x[1:], block=4, **options).compute(), expected)
 
 
+def test_sequences_that_are_dask_arrays(rng):
+    """Lengths beside them can be checked by the tasks alone."""
+    cu, x = np.array([0, 4, 4, 10]), [rng.standard_normal((10, 4, 8)) for _ in range(3)]
+    lazy_cu = da.from_array(cu, chunks=2)
+    for lengths in 0, [3, 0, 5], np.array([3, 0, 5]):
+        options = {"cu_seqlens_q": cu, "key_lengths": lengths}
+        expected = sdpa.attention(*x, cu_seqlens_k=cu, **options)
+        close(lazy.attention(*x, cu_seqlens_k=lazy_cu, **options).compute(), expected)
+    options["key_lengths"] = [3, 0, 7]
+    with pytest.raises(ValueError, match=r"^key_lengths: expected integers from 0 to Lk"):
+        lazy.attention(*x, cu_seqlens_k=lazy_cu, **options).compute()
+
+
 def test_arguments_of_functions_are_in_memory(rng):
     x, t = operands(rng), da.ones(20)
     options = {"score_mod": lambda s, b, h, q, k, t: s + t[q], "score_args": (t,)}

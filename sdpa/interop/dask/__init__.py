@@ -31,7 +31,7 @@ from sdpa import _arguments, _core, _warnings, blocks
 from sdpa._arguments import checked_needs
 from sdpa._options import BlockOptions
 from sdpa._stream import check_known
-from sdpa._table import OPERANDS
+from sdpa._table import OPERANDS, PROGRAMS
 from sdpa.interop.dask._chunks import (
     bounds_of,
     check_blocks,
@@ -353,7 +353,8 @@ class _Backward(NamedTuple):
         work = Gradients(task, stores, tuple(arrays), self.wanted, list(targets.values()))
         numbers = numbers_of(len(first.shape), first.axis, len(sizes))
         width = sum(call.operand(name).shape[-1] for name in self.wanted)
-        columns, kind = chunks_of((*first.shape[:-1], width), first.axis, sizes), first.dtype
+        columns = chunks_of((*first.shape[:-1], width), first.axis, sizes)
+        kind = native(first.dtype)
         if self.into:
             columns, kind = flags_of(columns), np.dtype(int)
         return per_block(work, [numbers], [*arrays.values(), *given.values()], columns, kind)
@@ -373,14 +374,15 @@ class _Backward(NamedTuple):
         numbers = numbers_of(len(lse.shape), axis, len(sizes))
         return per_block(
             RowTerms(task, stores, tuple(arrays)), [numbers], [*arrays.values(), *given.values()],
-            chunks_of(lse.shape, axis, sizes), lse.dtype,
+            chunks_of(lse.shape, axis, sizes), native(lse.dtype),
         )  # fmt: skip
 
 
 def _with_stand_ins(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with zeros for Dask arrays, on which all is checked but what these hold."""
     for name in "score_args", "mask_args":
-        for i, x in enumerate(options.get(name) or ()):
+        given = options.get(name)
+        for i, x in enumerate(given if isinstance(given, (tuple, list)) else ()):
             if isinstance(x, da.Array):
                 raise TypeError(
                     f"{name}[{i}]: expected an array in memory, of which every task gets all, got "
@@ -389,12 +391,17 @@ def _with_stand_ins(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, x in options.items():
         if isinstance(x, da.Array):
             check_known(name, x.shape)
-    return {
+    found = {
         name: np.broadcast_to(np.zeros((), x.dtype), x.shape)
-        if isinstance(x, da.Array) and name not in MASKS
+        if isinstance(x, da.Array) and name not in (*MASKS, *PROGRAMS)
         else x
         for name, x in options.items()
     }
+    lengths = found.get("key_lengths")
+    if lengths is not None and isinstance(options.get("cu_seqlens_k"), da.Array):
+        # Sequences of 0 keys have no others.
+        found["key_lengths"] = np.zeros_like(_arguments.arrays(key_lengths=lengths)[0])
+    return found
 
 
 def _apart(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

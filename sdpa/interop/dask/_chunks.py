@@ -79,7 +79,8 @@ def in_chunks(query: Operand, chunks: int | None) -> tuple[Any, tuple[int, ...]]
         return query.source, own_chunks("query", query)
     sizes = sizes_of(query, chunks)
     made = chunks_of(query.shape, query.axis, sizes)
-    return da.from_array(query.source, chunks=made, inline_array=True), sizes
+    meta = np.empty((0,) * len(query.shape), query.dtype)  # else Dask asks a store for its ndim
+    return da.from_array(query.source, chunks=made, inline_array=True, meta=meta), sizes
 
 
 def own_chunks(name: str, operand: Operand) -> tuple[int, ...]:
@@ -142,8 +143,12 @@ def gradient_targets(
 ) -> dict[str, Any]:
     if into is None:
         return {}
+    if not isinstance(into, Mapping):
+        raise TypeError(
+            f"into: expected a mapping from names of gradients to Zarr arrays, got {type(into)}"
+        )
     if set(into) != set(needs):
-        raise ValueError(f"into: expected arrays for {sorted(needs)}, got {sorted(into)}")
+        raise ValueError(f"into: expected arrays for {sorted(needs)}, got {list(into)}")
     for name, target in into.items():
         operand = call.operand(name)
         check_target(f"into[{name!r}]", target, operand.shape, operand.dtype)

@@ -16,6 +16,7 @@ import dask.array as da
 import numpy as np
 
 from sdpa import blocks
+from sdpa._arguments import arrays
 from sdpa._programs import of_part
 from sdpa._table import OPTIONS, PROGRAMS
 
@@ -85,7 +86,7 @@ class Leading:
         for name in set(self.options) - set(self.arrays) - set(PROGRAMS):
             if OPTIONS[name].is_array:
                 x = self.options[name]
-                self.arrays[name] = x if isinstance(x, da.Array) else np.asarray(x)
+                self.arrays[name] = x if isinstance(x, da.Array) else arrays(**{name: x})[0]
 
     def axes(self, name: str, ndim: int) -> dict[int, int]:
         """{axis of the result's leading ones: the array's own axis}."""

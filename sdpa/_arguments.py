@@ -121,7 +121,9 @@ def float_dtype(name: str, value: DTypeLike) -> np.dtype[Any]:
         dtype = native(np.dtype(value))
     except (TypeError, ValueError):
         dtype = None
-    _check_dtype(name, dtype, repr(value) if dtype is None else dtype)
+    # NumPy knows this name once ml_dtypes has been imported.
+    remedy = "; write ml_dtypes.bfloat16" if isinstance(value, str) and value == "bfloat16" else ""
+    _check_dtype(name, dtype, repr(value) if dtype is None else dtype, remedy)
     return cast(np.dtype[Any], dtype)
 
 

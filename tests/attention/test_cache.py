@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -370,6 +372,26 @@ def test_values_beyond_float16_round_to_inf():
     cache = sdpa.KVCache(1, 1, 1, capacity=1, dtype=np.float16)
     cache.append(np.full((1, 1, 1, 1), 1e6), np.full((1, 1, 1, 1), -1e6))
     assert (cache.key[0], cache.value[0]) == (np.inf, -np.inf)
+
+
+NAMED = """
+import sdpa
+try:
+    sdpa.KVCache(1, 1, 1, capacity=1, dtype="bfloat16")
+except TypeError as error:
+    print(error)
+import ml_dtypes
+print(sdpa.KVCache(1, 1, 1, capacity=1, dtype="bfloat16").key.dtype)
+"""
+
+
+def test_a_name_that_numpy_does_not_know_yet():
+    done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "dtype: expected float16, bfloat16, float32 or float64, got 'bfloat16'; write "
+        "ml_dtypes.bfloat16",
+        "bfloat16",
+    ]
 
 
 @pytest.mark.parametrize("batch", [0, 1])

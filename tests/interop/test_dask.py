@@ -503,8 +503,8 @@ def test_gradients(options, x, files):
 
 
 @pytest.mark.parametrize("options", [{}, PACKED], ids=["batch", "packed"])
-@pytest.mark.parametrize("with_lse", [False, True], ids=["out", "out and lse"])
-def test_gradients_of_float16(options, with_lse, x, files):
+@pytest.mark.parametrize("grad_lse", [None, np.float32, np.float64])
+def test_gradients_of_float16(options, grad_lse, x, files):
     """Values of mean 64 need an out that was not rounded: see test_narrow_gradients.py."""
     x["value"] += 64
     if options:
@@ -512,13 +512,13 @@ def test_gradients_of_float16(options, with_lse, x, files):
     x = {name: a.astype(np.float16) for name, a in x.items()}
     out, lse = sdpa.attention_forward(*x.values(), **options)
     grads = np.random.default_rng(2).standard_normal(out.shape).astype(np.float16)
-    ones = np.ones_like(lse) if with_lse else None
+    ones = None if grad_lse is None else np.ones_like(lse, grad_lse)
     stores = [zarr.array(a, chunks=a.shape) for a in (grads, *x.values(), out)]
     made = lazy.attention_backward(*stores, lse, block=BLOCK, chunks=20, grad_lse=ones, **options)
 
     wide = [a.astype(float) for a in x.values()]
     saved = sdpa.attention_forward(*wide, **options)
-    ones = np.ones_like(saved.lse) if with_lse else None
+    ones = None if grad_lse is None else np.ones_like(saved.lse)
     exact = sdpa.attention_backward(grads.astype(float), *wide, *saved, grad_lse=ones, **options)
     for name in NAMES:
         actual, true = getattr(made, name).compute(), getattr(exact, name)

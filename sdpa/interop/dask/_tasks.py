@@ -180,7 +180,8 @@ class Gradients:
         operands = {**self.operands, **dict(zip(self.given, given, strict=False))}
         row_terms = operands.pop(ROW_TERMS, None)
         if row_terms is not None:
-            nothing = np.broadcast_to(row_terms.dtype.type(0), operands["out"].shape)
+            # Of out's wide type, whatever that of lse.
+            nothing = np.broadcast_to(np.float32(0), operands["out"].shape)
             operands |= {"out": nothing, "grad_lse": row_terms}
         found = blocks.attend_backward(
             **_plural(operands), block=task.block, needs=self.needs,

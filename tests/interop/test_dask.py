@@ -208,6 +208,15 @@ def test_stores_have_a_shape_a_dtype_and_slices_alone(x):
     np.testing.assert_allclose(made.compute(), expected, rtol=0, atol=1e-12)
 
 
+@SPLIT
+def test_labelled_arrays_are_stores(split, x):
+    xarray = pytest.importorskip("xarray", reason="needs xarray: pip install '.[peers]'")
+    expected = sdpa.attention(*x.values())
+    labelled = [xarray.DataArray(a, dims=("batch", "head", "place", "d")) for a in x.values()]
+    made = lazy.attention(*labelled, split=split, block=BLOCK, chunks=BLOCK)
+    np.testing.assert_allclose(made.compute(), expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("convert", [OnlyArray, OnlyDlpack])
 def test_options_of_other_libraries(convert, x):
     options = {"sinks": np.linspace(-1, 1, 4), "key_lengths": np.array([60, 31])}

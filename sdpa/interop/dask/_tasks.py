@@ -38,6 +38,7 @@ class Part:
     """A block in memory, indexed by its place in the whole array."""
 
     def __init__(self, block: Array, part: slice, shape: tuple[int, ...], axis: int) -> None:
+        block = np.asarray(block)  # a store's may be labelled, or another library's
         self.block, self.start, self.axis = (
             block.reshape(block.shape[-len(shape) :]),
             part.start,

@@ -397,7 +397,9 @@ class BlockProblem:
             for name in DIFFERENTIABLE_OPTIONS
             if isinstance(options.get(name), np.ndarray)
         }
-        options |= {name: widen(x) for name, x in self.per_head.items()}
+        options |= {
+            name: x.astype(self.sum_type(x), copy=False) for name, x in self.per_head.items()
+        }
         self.whole: ScoreMatrix = ScoreMatrix(self.query.length, self.keys.length, options)
 
         self.score_args: tuple[Array, ...] = next(
@@ -444,6 +446,10 @@ class BlockProblem:
         """The dtype of sums and lse."""
         return compute_type(self.query.dtype)
 
+    def sum_type(self, x: Array | Mask) -> np.dtype[Any]:
+        """The dtype of sums of an option's gradient: no narrower than those of the operands."""
+        return np.promote_types(compute_type(x.dtype), self.compute_type())
+
     def operand(self, name: str) -> Operand:
         return {"query": self.query, "key": self.keys, "value": self.values}[name]
 
@@ -471,7 +477,7 @@ class BlockProblem:
         """Zeros for the gradient of the mask of these queries."""
         mask = self.masks["attn_mask"]
         shape = mask.unread[mask.cut(rows, slice(None))].shape
-        return np.zeros(shape, compute_type(mask.dtype))
+        return np.zeros(shape, self.sum_type(mask))
 
     def start(self, rows: slice, q: Array) -> _core.AttentionForward:
         """Attention to no key: out is 0, lse that of the sinks."""

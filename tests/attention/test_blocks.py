@@ -302,6 +302,21 @@ def test_equal_blocks_give_equal_bits(rng):
         assert_same_bits(first.lse, again.lse)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_gradients_of_narrower_options_are_rounded_once(rng, dtype):
+    x = tensors(rng)
+    options = {"scale": np.full(4, 0.25, dtype), "attn_mask": BIAS[..., :1].astype(dtype)}
+    saved = sdpa.attention_forward(*whole(x), **options)
+    given = {"grad_lse": np.ones_like(saved.lse), "needs": ("scale", "attn_mask")}
+    found = blocks.attend_backward(saved.out, **x, **saved._asdict(), **given, **options, block=1)
+    wide = {name: a.astype(np.float64) for name, a in options.items()}
+    true = sdpa.attention_backward(saved.out, *whole(x), *saved, **given, **wide)
+    for name in given["needs"]:
+        ours, exact = getattr(found, name), getattr(true, name)
+        assert ours.dtype == dtype
+        np.testing.assert_allclose(ours, exact, rtol=0.51 * np.finfo(dtype).eps, atol=0)
+
+
 def test_gradients_of_score_args(rng):
     """Sums of blocks are float64, in a fixed order, and rounded once to the argument's type."""
     x = {name: np.repeat(a, 3, axis=-2) for name, a in tensors(rng, np.float32).items()}

@@ -133,21 +133,24 @@ def _built(x: Any) -> Any:
     """`x` with the masks in it built."""
     if isinstance(x, (list, tuple)):
         return type(x)([_built(part) for part in x])
-    if not isinstance(x, _Mask):
-        return x
-    n_q, n_k = x.shape[2:]
+    return _eagers(x, x.options) if isinstance(x, _Mask) else x
+
+
+def _eagers(mask: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+    """Eager's mask, of shape and dtype of `mask`, that says what the options say."""
+    shape, dtype = mask.shape, mask.dtype
+    n_q, n_k = shape[2:]
     # How far a key is after a query.
     after = torch.arange(n_k) - torch.arange(n_k - n_q, n_k)[:, None]
-    seen = torch.ones((*x.shape[:2], 1, 1), dtype=torch.bool)
-    if x.options["attn_mask"] is not None:
-        seen = seen & x.options["attn_mask"]
-    if x.options["is_causal"]:
+    seen = torch.ones((*shape[:2], 1, 1), dtype=torch.bool)
+    if options["attn_mask"] is not None:
+        seen = seen & options["attn_mask"]
+    if options["is_causal"]:
         seen = seen & (after <= 0)
-    if x.options["window"] is not None:
-        left, right = x.options["window"]
+    if options["window"] is not None:
+        left, right = options["window"]
         seen = seen & (after >= -left) & (after <= (n_k if right is None else right))
-    seen = seen.expand(x.shape)
-    return torch.where(seen, torch.zeros((), dtype=x.dtype), torch.finfo(x.dtype).min)
+    return torch.where(seen.expand(shape), torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
 
 
 def _parts(mask_function: Any) -> list[Any]:
@@ -258,8 +261,12 @@ def c_attention_mask(
         if padding is None and not options and allow_is_bidirectional_skip:
             return None
         options["attn_mask"] = padding
-    mask = torch.zeros((), dtype=dtype).expand(batch_size, 1, n_q, kv_length).as_subclass(_Mask)
-    mask.options = {"is_causal": False, "window": None} | options
+    options = {"is_causal": False, "window": None} | options
+    zeros = torch.zeros((), dtype=dtype).expand(batch_size, 1, n_q, kv_length)
+    if type(zeros) is not torch.Tensor:  # of a class that torch.export needs
+        return _eagers(zeros, options)
+    mask = zeros.as_subclass(_Mask)
+    mask.options = options
     return mask
 
 
@@ -317,9 +324,12 @@ def c_attention(
         ours |= attention_mask.options if is_ours else {"attn_mask": _built(attention_mask)}
     for bias in position_bias, _only(indices, n_k, query.dtype):
         ours["attn_mask"] = _with_bias(ours["attn_mask"], bias)
-    if ours["dropout_p"]:
-        ours["rng"] = int(torch.randint(2**63 - 1, ()))  # the same for out and weights
-    weights = attention_weights(query, key, **ours) if others.get("output_attentions") else None
+    weights = None
+    if others.get("output_attentions"):
+        if ours["dropout_p"]:
+            # The same for out and weights. Left out, it is drawn without a break of the graph.
+            ours["rng"] = int(torch.randint(2**63 - 1, ()))
+        weights = attention_weights(query, key, **ours)
     if ours["attn_mask"] is None or n_q == 1 or n_k == 0:
         out = attention(query, key, value, **ours)
     else:

@@ -377,19 +377,49 @@ def test_compile(name):
             given["attention_mask"] = PADDING["right"](LENGTH)
 
 
-def test_training_with_dropout():
+@pytest.mark.slow
+@EVERY_MODEL
+def test_export(name):
+    """Without dynamo too, whose tensors take no other class; the padding is an input."""
+    given = inputs(name)
+    eager, ours = pair(name)
+    if name != "bert":
+        given["use_cache"] = False  # a cache is no result of a graph
+    with torch.no_grad():
+        exported = torch.export.export(ours, (), given, strict=False).module()
+        given["attention_mask"] = PADDING["left"](LENGTH)
+        torch.testing.assert_close(exported(**given)[0], eager(**given)[0], **CLOSE)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's compiler, about itself
+def test_training_with_dropout(compiled):
+    """Compiled in one graph, which draws another pattern each time."""
+    torch.compiler.reset()
     _, model = pair("llama")
     model.config.attention_dropout = 0.5
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
     given = inputs("llama")
+    model.train()
+    run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
     results = []
     for seed in 1, 1, 2:
         torch.manual_seed(seed)
-        results.append(model.train()(**given).logits)
+        results.append(run(**given).logits)
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
     results[0].sum().backward()
+
+
+def test_the_weights_with_dropout_are_those_of_the_result():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 6, 8)
+    out, weights = c_attention(
+        torch.nn.Module().train(), q, k, v, None, dropout=0.5, output_attentions=True
+    )
+    assert 0 < (weights == 0).sum() < weights.numel()
+    torch.testing.assert_close(out, (weights @ v).transpose(1, 2), **CLOSE)
 
 
 @pytest.mark.slow

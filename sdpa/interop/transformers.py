@@ -284,6 +284,11 @@ def _only(indices: torch.Tensor | None, n_k: int, dtype: torch.dtype) -> torch.T
     return hidden.scatter(-1, indices.long(), 0.0)[:, None]
 
 
+def _configured(module: torch.nn.Module) -> bool:
+    """Whether weights are wanted of every call that does not say, as transformers decides it."""
+    return bool(getattr(getattr(module, "config", None), "output_attentions", False))
+
+
 def c_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -325,7 +330,7 @@ def c_attention(
     for bias in position_bias, _only(indices, n_k, query.dtype):
         ours["attn_mask"] = _with_bias(ours["attn_mask"], bias)
     weights = None
-    if others.get("output_attentions"):
+    if others.get("output_attentions", _configured(module)):
         if ours["dropout_p"]:
             # The same for out and weights. Left out, it is drawn without a break of the graph.
             ours["rng"] = int(torch.randint(2**63 - 1, ()))

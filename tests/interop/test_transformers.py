@@ -145,6 +145,17 @@ def test_output_attentions(name, padding):
             torch.testing.assert_close(a, b, **CLOSE)
 
 
+def test_output_attentions_of_the_configuration():
+    """A call's own word counts before it."""
+    _, model = pair("llama")
+    model.set_attn_implementation("eager")
+    model.config.output_attentions = True  # refused beside all others
+    model.set_attn_implementation("c_attention")
+    given = inputs("llama")
+    assert len(model(**given).attentions) == 2
+    assert model(**given, output_attentions=False).attentions is None
+
+
 @EVERY_MODEL
 @pytest.mark.skipif(transformers.__version__ != "5.23.0", reason="others refuse other models")
 def test_whom_pytorch_refuses(name):

@@ -49,6 +49,7 @@ _UNREAD = frozenset(
         *("is_causal", "sliding_window", "position_ids", "cache_position", "use_cache"),
         *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
         *("num_items_in_batch", "deterministic", "input_ids", "logits_to_keep", "grid_thw"),
+        *("token_type_ids", "mm_token_type_ids", "labels"),
     }
 )
 # What PyTorch says of a tensor without reading it.

@@ -239,7 +239,13 @@ def test_unknown_keywords_are_refused_by_name(name):
     assert out.shape == (1, 3, 2, 4)
 
 
-@pytest.mark.parametrize("name", ["input_ids", "logits_to_keep", "grid_thw", "use_cache"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("input_ids", "logits_to_keep", "grid_thw", "use_cache", "labels"),
+        *("token_type_ids", "mm_token_type_ids"),
+    ],
+)
 def test_keywords_about_other_things_change_nothing(name):
     """Models hand on what their own forward got, which eager attention ignores."""
     q = torch.randn(1, 2, 3, 4)

@@ -5,6 +5,7 @@ import re
 import warnings
 from functools import partial
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -285,6 +286,19 @@ def test_a_mask_of_another_float_type_is_rounded(rng):
     node = attention_node((*QKV, "m"))
     (y,) = Backend.run_node(node, [q, q, q, mask])
     np.testing.assert_array_equal(y, sdpa.attention(q, q, q, attn_mask=mask.astype(np.float32)))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_values_of_another_16_bit_type(rng, swapped):
+    """V has a type parameter of its own, and NumPy knows no type for both."""
+    own, other = (np.float16, ml_dtypes.bfloat16)[:: -1 if swapped else 1]
+    q = rng.standard_normal((1, 2, 3, 4)).astype(own)
+    v = rng.standard_normal((1, 2, 3, 5)).astype(other)
+    node = attention_node(outputs=("y", "", "present"))
+    y, _, present = Backend.run_node(node, [q, q, v])
+    assert (y.dtype, present.dtype) == (own, other)
+    expected = sdpa.attention(*(x.astype(np.float32) for x in (q, q, v)))
+    np.testing.assert_array_equal(y, expected.astype(own))
 
 
 def test_another_device_is_refused(rng):

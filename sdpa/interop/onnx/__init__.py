@@ -103,7 +103,10 @@ def _padded_mask(mask: Any, keys: int) -> Any:
 
 
 def _compute_dtype(operands: Sequence[Any], softmax_precision: int | None) -> np.dtype[Any]:
-    dtype = np.result_type(*operands)
+    types = {x.dtype for x in operands}
+    if len(types) > 1:  # NumPy has no type for both of 16 bits
+        types = {np.promote_types(x, np.float32) for x in types}
+    dtype = np.result_type(*types)
     if softmax_precision not in (None, *_graphs.REALS):
         expected = ", ".join(f"{x} ({TensorProto.DataType.Name(x)})" for x in _graphs.REALS)
         raise ValueError(f"softmax_precision: expected one of {expected}, got {softmax_precision}")

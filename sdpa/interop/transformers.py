@@ -35,6 +35,11 @@ except ImportError as _error:
         "sdpa.interop.transformers needs transformers: pip install transformers"
     ) from _error
 
+try:
+    from transformers.utils.output_capturing import _active_collector
+except ImportError:  # an older version, whose models tell every part
+    _active_collector = None
+
 import torch
 
 from sdpa.interop.torch import attention, attention_forward, attention_weights
@@ -285,9 +290,13 @@ def _only(indices: torch.Tensor | None, n_k: int, dtype: torch.dtype) -> torch.T
     return hidden.scatter(-1, indices.long(), 0.0)[:, None]
 
 
-def _configured(module: torch.nn.Module) -> bool:
-    """Whether weights are wanted of every call that does not say, as transformers decides it."""
-    return bool(getattr(getattr(module, "config", None), "output_attentions", False))
+def _are_collected() -> bool:
+    """Whether the model at work collects weights, of which it does not tell every part."""
+    if _active_collector is None or (
+        torch.compiler.is_compiling() and not _active_collector.compiling
+    ):
+        return False
+    return any(name.endswith("attentions") for name in _active_collector.get() or ())
 
 
 def c_attention(
@@ -331,7 +340,7 @@ def c_attention(
     for bias in position_bias, _only(indices, n_k, query.dtype):
         ours["attn_mask"] = _with_bias(ours["attn_mask"], bias)
     weights = None
-    if others.get("output_attentions", _configured(module)):
+    if others.get("output_attentions") or _are_collected():
         if ours["dropout_p"]:
             # The same for out and weights. Left out, it is drawn without a break of the graph.
             ours["rng"] = int(torch.randint(2**63 - 1, ()))

@@ -169,6 +169,42 @@ def test_no_decoder_sees_the_future(name):
     assert not torch.equal(before[:, -1], after[:, -1])
 
 
+def gpt2():
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 64}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **TOKENS))
+
+
+def opt():
+    config = transformers.OPTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        ffn_dim=48,
+        vocab_size=64,
+        word_embed_proj_dim=32,
+        **TOKENS,
+    )
+    return transformers.OPTForCausalLM(config)
+
+
+def siglip():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = transformers.SiglipVisionConfig(
+        **sizes, num_attention_heads=4, image_size=28, patch_size=14
+    )
+    return transformers.SiglipVisionModel(config)
+
+
+@pytest.mark.parametrize("make", [gpt2, opt, siglip])
+def test_weights_of_parts_that_the_model_does_not_tell(make):
+    """Their own forward keeps output_attentions to itself."""
+    given = {"pixel_values": torch.ones(1, 3, 28, 28)} if make is siglip else inputs("", "left")
+    eager, ours = (model(**given, output_attentions=True).attentions for model in pair(make))
+    assert len(eager) == len(ours) == 2
+    for theirs, own in zip(eager, ours, strict=True):
+        torch.testing.assert_close(own, theirs, **CLOSE)
+
+
 def git():
     sizes = SIZES | {"num_attention_heads": 4}
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}

@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     )
 
 from support import small_models
-from support.small_models import CLOSE, HEADS, LENGTH, PADDING, SIZES, TOKENS
+from support.small_models import CLOSE, COLLECTED, HEADS, LENGTH, PADDING, SIZES, TOKENS
 from transformers.generation.configuration_utils import CompileConfig
 
 from sdpa.interop.transformers import c_attention, c_attention_mask, register
@@ -145,6 +145,7 @@ def test_output_attentions(name, padding):
             torch.testing.assert_close(a, b, **CLOSE)
 
 
+@COLLECTED
 def test_output_attentions_of_the_configuration():
     """A call's own word counts before it."""
     _, model = pair("llama")

@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     )
 
 from support import small_models
-from support.small_models import CLOSE, HEADS, PADDING, SIZES, TOKENS, pair
+from support.small_models import CLOSE, COLLECTED, HEADS, PADDING, SIZES, TOKENS, pair
 
 from sdpa.interop.transformers import c_attention, register
 
@@ -195,6 +195,7 @@ def siglip():
     return transformers.SiglipVisionModel(config)
 
 
+@COLLECTED
 @pytest.mark.parametrize("make", [gpt2, opt, siglip])
 def test_weights_of_parts_that_the_model_does_not_tell(make):
     """Their own forward keeps output_attentions to itself."""

@@ -199,6 +199,11 @@ def _options(mask_function: Any) -> dict[str, Any] | None:
     return {"window": (width, width)}
 
 
+def _number(x: Any) -> Any:
+    """A number that may be a tensor; a size, which may be any number in a graph, stays one."""
+    return int(x) if isinstance(x, torch.Tensor) else x
+
+
 def _last_query_is_at_last_key(where: dict[str, Any], kv_end: int) -> bool:
     """Whether the last query is at the last key, for any version of transformers."""
     if "cache_position" in where:
@@ -207,7 +212,7 @@ def _last_query_is_at_last_key(where: dict[str, Any], kv_end: int) -> bool:
         last = where.get("q_offset", 0) + where["q_length"] - 1
     if isinstance(last, torch.Tensor) and torch.compiler.is_compiling():
         return False  # only known when the graph runs
-    return int(last) + 1 == kv_end
+    return bool(_number(last) + 1 == kv_end)
 
 
 def _padding(attention_mask: torch.Tensor | None, kv_length: int, kv_offset: int) -> Any:
@@ -240,7 +245,7 @@ def c_attention_mask(
     `where` has the place of the queries: q_length and q_offset, or cache_position before
     transformers 5.4.
     """
-    kv_offset = int(kv_offset)
+    kv_offset = _number(kv_offset)
     n_q = where["q_length"] if "q_length" in where else where["cache_position"].shape[0]
     options = _options(mask_function)
     if options and not (

@@ -392,15 +392,19 @@ def test_compile(name):
 @pytest.mark.slow
 @EVERY_MODEL
 def test_export(name):
-    """Without dynamo too, whose tensors take no other class; the padding is an input."""
+    """Without dynamo too, whose tensors take no other class; length and padding are inputs."""
     given = inputs(name)
     eager, ours = pair(name)
     if name != "bert":
         given["use_cache"] = False  # a cache is no result of a graph
+    length = torch.export.Dim("length", max=64)
+    shapes = dict.fromkeys(given) | {x: {1: length} for x in ("input_ids", "attention_mask")}
     with torch.no_grad():
-        exported = torch.export.export(ours, (), given, strict=False).module()
-        given["attention_mask"] = PADDING["left"](LENGTH)
-        torch.testing.assert_close(exported(**given)[0], eager(**given)[0], **CLOSE)
+        exported = torch.export.export(ours, (), given, dynamic_shapes=shapes, strict=False)
+        given["input_ids"] = torch.randint(2, 64, (2, LENGTH + 3))
+        given["attention_mask"] = PADDING["left"](LENGTH + 3)
+        found, expected = exported.module()(**given)[0], eager(**given)[0]
+    torch.testing.assert_close(found, expected, **CLOSE)
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])

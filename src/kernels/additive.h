@@ -113,7 +113,8 @@ typedef struct additive_block {
     int64_t row, j0, n;
 } additive_block;
 
-/* Copies dS to t->lanes, one vector of queries after the other, and sums it over the keys. */
+/* Copies dS to t->lanes, one vector of queries after the other, and sums it over the keys. Lanes of padding are left out
+ * like masked pairs: a bias is NaN there where they see what no query does, and dK sums over the lanes. */
 INLINE void additive_columns(const sdpa_unit *u, const additive_block *t, real *sums) {
     for (int64_t i = 0; i < u->n_i; i += VL) {
         vec sum = {0};
@@ -124,6 +125,9 @@ INLINE void additive_columns(const sdpa_unit *u, const additive_block *t, real *
             sum += ds;
         }
         vstore(sums + i, sum);
+    }
+    for (int64_t i = u->n_i; i % VL != 0; i++) {
+        for (int64_t j = 0; j < t->n; j++) t->lanes[(i - i % VL) * t->n + j * VL + i % VL] = (real)-0.0;
     }
 }
 

@@ -184,6 +184,24 @@ def test_masked_pairs_do_not_matter(isa, compute_dtype, rng, bad):
         assert_within(getattr(grads, name), true, 2 * getattr(bounds, name), name)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_hidden_elements_of_a_bias_do_not_matter(isa, compute_dtype, rng, bad):
+    """50 queries do not fill their vectors, whose other lanes see pairs that no query sees."""
+    x = draw(rng, compute_dtype, 50, 60, 6, 8, 5, 7)
+    g = normal(rng, (2, 50, 5), compute_dtype)
+    bias = normal(rng, (50, 60), compute_dtype)
+    where = rng.random((50, 60)) < 0.5
+    spoilt = np.where(where & np.tri(50, 60, dtype=bool), bias, compute_dtype.type(bad))
+    results = []
+    for mask in (bias, spoilt):
+        options = {"attn_mask": mask, "where": where, "is_causal": True}
+        saved = sdpa.additive_attention_forward(*x.values(), **options)
+        grads = sdpa.additive_attention_backward(g, *x.values(), *saved, **options)
+        results.append((*saved, *grads[:7]))
+    for a, b in zip(*results, strict=True):
+        assert_same_bits(a, b)
+
+
 def test_nan_propagates(isa, compute_dtype, rng):
     x = draw(rng, compute_dtype, 20, 30, 6, 8, 5, 7)
     x["query"][0, 4, 1] = np.nan

@@ -239,15 +239,13 @@ class Block:
             # The option applies to the sum with the relative scores, so `_logits` adds them.
             bias = np.where(bias == -np.inf, bias, bias.dtype.type(0))
         if self.problem.slopes is not None:
-            bias = bias + self.problem.alibi(distances)
+            bias = _plus(bias, self.problem.alibi(distances))
         if self.problem.mask is None:
             return bias
         mask = self.problem.mask[self.mask_index]
         if mask.dtype == bool:
-            bias = np.where(mask, bias, bias.dtype.type(-np.inf))
-        else:
-            bias = np.where(mask == -np.inf, mask, bias + mask)
-        return bias
+            return np.where(mask, bias, bias.dtype.type(-np.inf))
+        return _plus(bias, mask)
 
     @property
     def mask_index(self) -> tuple[Any, ...]:
@@ -416,6 +414,12 @@ class Block:
             lead = (*x.shape[:-3], heads, x.shape[-3] // max(heads, 1) * self.n_rows)
             x, y = (z.reshape(*lead, z.shape[-1]) for z in (x, y))
         return product_skipping_zeros(np.swapaxes(x, -1, -2), y)
+
+
+def _plus(bias: Array, more: Array) -> Array:
+    """The sum of two biases, -inf where either hides a pair, whatever the other holds there."""
+    hidden = (bias == -np.inf) | (more == -np.inf)
+    return np.where(hidden, bias.dtype.type(-np.inf), bias + more)
 
 
 def _exponential(logits: Array, lse: Array) -> Array:

@@ -469,6 +469,26 @@ def test_masked_positions_cannot_matter(rng, compute_dtype, kind, bad, more):
         np.testing.assert_array_equal(np.isfinite(b), finite)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("more", [{}, WRITTEN_OUT], ids=["", "written out"])
+@pytest.mark.usefixtures("small_blocks")
+def test_hidden_elements_of_a_bias_cannot_matter(rng, compute_dtype, bad, more):
+    x = draw(rng, compute_dtype)
+    bias = normal(rng, (N_Q, N_K), compute_dtype)
+    t = np.arange(N_K) - np.arange(N_Q)[:, None]
+    spoilt = np.where((t <= 0) & (t >= -9), bias, compute_dtype.type(bad))
+    grad_out = normal(rng, (2, N_Q, D_V), compute_dtype)
+    results = []
+    for mask in (bias, spoilt):
+        options = more | {"attn_mask": mask, "is_causal": True, "window": (9, 3)}
+        saved = sdpa.shaw_attention_forward(*x.values(), **options)
+        needs = [*NAMES, "attn_mask"]
+        grads = sdpa.shaw_attention_backward(grad_out, *x.values(), *saved, needs=needs, **options)
+        results.append([*saved, *grads[:6]])
+    for a, b in zip(*results, strict=True):
+        assert_same_bits(a, b)
+
+
 def test_vectors_affect_only_the_pairs_of_their_distance(rng):
     """NaN at distance 1: the last query has no key there, all others have."""
     x = draw(rng, np.float64, n_q=N_K, far=4)

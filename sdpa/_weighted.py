@@ -88,8 +88,10 @@ def logsumexp(
                     "out: expected memory not shared with an input, got an array that overlaps "
                     f"{name}"
                 )
+    zero = common(*operands)
     # It checks the other arguments, and has the shape and dtype of the result.
-    like = np.asarray(_core.logsumexp(common(*operands), axis, **options))
+    like = np.asarray(_core.logsumexp(zero, axis, **options))
+    axis = _for_numpy(axis, zero)
     lse, sign = _signed(operands[0].wide, operands[1].wide, axis, options["where"])
     if not return_sign:
         lse = np.where(sign < 0, np.nan, lse)
@@ -99,6 +101,11 @@ def logsumexp(
         out[...] = lse
     found = lse[()] if out is None else out
     return _core.LogsumexpForward(found, sign[()]) if return_sign else found
+
+
+def _for_numpy(axis: Axis, x: Array) -> Axis:
+    """The axes of x, checked, for NumPy, which takes none of a scalar's in a tuple."""
+    return axis if x.ndim else None
 
 
 @np.errstate(all="ignore")
@@ -142,6 +149,7 @@ def logsumexp_backward(
     for name, value in (("grad", grad), ("lse", lse)):
         _check_rows(operand(name, value), name, like)
     _core.logsumexp_backward(grad, like, lse, axis)
+    axis = _for_numpy(axis, like)
     without, rows = (like.sum(axis=axis, keepdims=keepdims).shape for keepdims in (False, True))
     signs = operand("sign", 1.0 if sign is None else sign).wide
     if sign is not None and signs.shape not in (without, rows):

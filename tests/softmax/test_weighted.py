@@ -123,6 +123,16 @@ def test_both_broadcast(rng):
         np.testing.assert_allclose(y, z, rtol=1e-12)
 
 
+@pytest.mark.parametrize("axis", [0, -1, (0,), (-1,), (), None])
+def test_axes_of_a_scalar(axis):
+    """As without weights."""
+    lse, sign = sdpa.logsumexp(1.0, axis, b=-2.0, return_sign=True)
+    np.testing.assert_allclose([lse, sign], [1 + np.log(2), -1], rtol=1e-15)
+    g = sdpa.logsumexp_backward(3.0, 1.0, lse, axis, b=-2.0, sign=sign)
+    np.testing.assert_allclose([g.x, g.b], [3.0, -1.5], rtol=1e-15)
+    assert g.x.shape == g.b.shape == np.shape(lse) == ()
+
+
 def test_out(rng):
     x, b = draw(rng, np.float32, (4, 6))
     out = np.empty(4, np.float32)

@@ -417,6 +417,12 @@ static PyObject *logsumexp(SDPA_ARGUMENTS) {
 
 /* ------------------------------------------------------------------------------------ backward */
 
+/* Adds to the pending error how to give an operand the dtype of x: integers are used as float64. */
+static int suggest_dtype_of_x(const call *c, const operand *o) {
+    if (c->x.array != c->x.given) return sdpa_add_remedy("; write %s.astype(np.float64)", o->name);
+    return sdpa_add_remedy("; write %s.astype(%s.dtype)", o->name, c->x.name);
+}
+
 /* Sets grad, which must have the shape and dtype of x. */
 static int set_grad(call *c) {
     if (set_floats(c, &c->grad) < 0) return -1;
@@ -429,7 +435,7 @@ static int set_grad(call *c) {
     }
     if (c->grad.dtype != c->x.dtype) {
         sdpa_raise_dtype("grad", grad, "dtype %S of %s", PyArray_DESCR(x), c->x.name);
-        return sdpa_add_remedy("; write grad.astype(%s.dtype)", c->x.name);
+        return suggest_dtype_of_x(c, &c->grad);
     }
     set_view(c, SDPA_SOFTMAX_G, grad, c->grad.dtype);
     return 0;
@@ -457,7 +463,7 @@ static int set_row_values(call *c, operand *o, int v) {
     if (!o->is_number && o->dtype != c->x.dtype && o->dtype != arithmetic) {
         sdpa_raise_dtype(o->name, o->array, "dtype %S of x or %s", PyArray_DESCR(c->x.array),
                          sdpa_dtype_text(arithmetic));
-        return sdpa_add_remedy("; write %s.astype(x.dtype)", o->name);
+        return suggest_dtype_of_x(c, o);
     }
     set_row_view(c, v, o->array, o->dtype);
     return 0;

@@ -211,6 +211,12 @@ def grad(weights):
         f"grad: expected {FLOATS}, got complex128",
         {"grad": np.zeros((3, 4), complex)},
     )
+    # To write grad.astype(weights.dtype) would make it integers.
+    refused["grad beside integers"] = (
+        TypeError,
+        f"grad: expected dtype float64 of {weights}, got float32; write grad.astype(np.float64)",
+        {weights: np.ones((3, 4), int)},
+    )
     return refused
 
 
@@ -237,6 +243,12 @@ def per_row(name):
         TypeError,
         f"{name}: expected {FLOATS}, got complex128",
         {name: np.zeros(3, complex)},
+    )
+    refused[f"{name} beside integers"] = (
+        TypeError,
+        f"{name}: expected dtype float64 of x or float64, got float32; "
+        f"write {name}.astype(np.float64)",
+        {"x": np.ones((3, 4), int), "grad": np.zeros(3), "lse": np.zeros(3), name: ones(3)},
     )
     return refused
 

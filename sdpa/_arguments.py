@@ -119,7 +119,7 @@ def float_dtype(name: str, value: DTypeLike) -> np.dtype[Any]:
     """A dtype that the kernels accept, in native byte order."""
     try:
         dtype = native(np.dtype(value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, SyntaxError):
         dtype = None
     # NumPy knows this name once ml_dtypes has been imported.
     remedy = "; write ml_dtypes.bfloat16" if isinstance(value, str) and value == "bfloat16" else ""

@@ -209,7 +209,11 @@ static int read_lse_dtype(sdpa_options *options, PyObject *value) {
     const bool known = PyArray_DescrConverter(value, &type) == NPY_SUCCEED;
     const int number = known && PyArray_ISNBO(type->byteorder) ? type->type_num : NPY_NOTYPE;
     Py_XDECREF((PyObject *)type);
-    if (!known && !PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
+    /* Of text that is no dtype NumPy says so by any of these. */
+    if (!known && !PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError) &&
+        !PyErr_ExceptionMatches(PyExc_SyntaxError)) {
+        return -1;
+    }
     PyErr_Clear();
     options->has_lse_dtype = true;
     options->lse_dtype = number == NPY_DOUBLE ? SDPA_F64 : SDPA_F32;

@@ -126,7 +126,9 @@ def test_autograd_saves_a_float64_lse(rng):
     assert ours.attention_forward(q, k, v)[1].dtype == np.float32
 
 
-@pytest.mark.parametrize("given", ["float16", int, "no such type"])
+@pytest.mark.parametrize(
+    "given", ["float16", int, "no such type", "f4,,", {"names": ["x"]}], ids=str
+)
 def test_other_types_are_refused(rng, given):
     q, k, v, _ = operands(rng, 4, 6)
     with pytest.raises(TypeError) as raised:

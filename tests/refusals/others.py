@@ -321,6 +321,11 @@ LAYERS = {
         "dtype: expected float16, bfloat16, float32 or float64, got 'wide'",
         {"dtype": "wide"},
     ),
+    "dtype of broken text": (
+        TypeError,
+        "dtype: expected float16, bfloat16, float32 or float64, got 'f4,,'",
+        {"dtype": "f4,,"},
+    ),
     "folded norm": (
         ValueError,
         "fold_scale: expected False with qk_norm=True, which divides it out again, got True",

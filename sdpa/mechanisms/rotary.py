@@ -12,6 +12,7 @@ from sdpa._arguments import (
     checked_broadcast,
     checked_float,
     checked_rows,
+    is_real,
     positive,
 )
 from sdpa._arrays import Array, native, widen
@@ -116,7 +117,7 @@ def rotary_embedding_backward(
 
 def checked_positions(name: str, at: Array, shape: tuple[int, ...]) -> None:
     """Raise if these are no positions of rows of this shape."""
-    if at.dtype.kind not in "iuf":
+    if at.dtype == bool or not is_real(at.dtype):
         raise TypeError(f"{name}: expected integers or floating point, got {at.dtype}")
     checked_broadcast(name, at.shape, shape)
 

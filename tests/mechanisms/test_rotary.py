@@ -54,6 +54,12 @@ def test_far_positions_keep_their_angles(rng):
     assert_within(out, reference.rotary_embedding(x, positions), bound(x, np.float32, 3e6))
 
 
+def test_positions_of_any_number_type(rng, dtype):
+    x = normal(rng, (4, 8), np.float32)
+    out = sdpa.rotary_embedding(x, np.arange(4).astype(dtype))
+    assert_same_bits(out, sdpa.rotary_embedding(x, np.arange(4)))
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_scores_depend_on_the_difference_of_positions(rng, interleaved):
     q, k = rng.standard_normal((1, 8)), rng.standard_normal((1, 8))

@@ -144,6 +144,12 @@ def sum_heads(x: Any, n_heads: int) -> Any:
 
 
 def softcapped(scores: Any, cap: Any, tanh: Callable[[Any], Any] = np.tanh) -> tuple[Any, Any]:
-    """cap tanh(scores / cap), and its slope with respect to scores."""
+    """cap tanh(scores / cap), and its slope with respect to scores.
+
+    A cap beyond the range of their type is none, as in the kernels, which take it in units of log2.
+    """
+    kind = np.float64 if scores.dtype.itemsize == 8 else np.float32
+    if cap > float(np.finfo(kind).max) / math.log2(math.e):
+        return scores, 1
     bent = tanh(scores / cap)
     return cap * bent, 1 - bent * bent

@@ -14,6 +14,8 @@
 #ifndef SDPA_PROBLEM_H
 #define SDPA_PROBLEM_H
 
+#include <float.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -253,6 +255,10 @@ static inline bool sdpa_has_queries(const sdpa_problem *p) { return p->n_batch >
 static inline bool sdpa_clears(const sdpa_problem *p, const sdpa_tensor *t) {
     return sdpa_has_queries(p) && (t == &p->dq || t == &p->dk || t == &p->dv);
 }
+
+/* The largest number that the arithmetic on `dtype` still holds in units of log2, in which kernels take a scale, and a
+ * softcap, which is none beyond it. */
+static inline double sdpa_largest(sdpa_dtype dtype) { return (dtype == SDPA_F64 ? DBL_MAX : FLT_MAX) / M_LOG2E; }
 
 /* The features implied by the other fields. Code that fills or changes a problem ends by storing them in
  * p->features. */

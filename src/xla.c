@@ -248,7 +248,7 @@ static bool read_attributes(xla_call *c) {
     return true;
 }
 
-/* The sizes of the problem, from the operands that every call has. */
+/* The sizes and the type of the problem, from the operands that every call has. */
 static bool read_sizes(xla_call *c) {
     sdpa_problem *p = &c->problem;
     const sdpa_xla_buffers *operands = &c->frame->operands;
@@ -262,7 +262,9 @@ static bool read_sizes(xla_call *c) {
     p->d_k = q->dims[column];
     p->n_k = k->dims[row];
     p->d_v = v->dims[column];
-    return read_type(q->type, &p->dtype, &bytes);
+    if (!read_type(q->type, &p->dtype, &bytes)) return false;
+    if (p->softcap > sdpa_largest(p->dtype)) p->softcap = 0;
+    return true;
 }
 
 static sdpa_xla_error *read_operands(xla_call *c) {

@@ -362,9 +362,6 @@ static int set_mask(sdpa_call *call) {
 
 static bool computes_in_f64(const sdpa_call *call) { return call->problem.dtype == SDPA_F64; }
 
-/* The largest number that the arithmetic's type still holds in units of log2, in which kernels take it. */
-static double largest(const sdpa_call *call) { return (computes_in_f64(call) ? DBL_MAX : FLT_MAX) / M_LOG2E; }
-
 static int raise_range(const sdpa_call *call, const char *name, const char *expected, double limit, double got) {
     PyObject *bound = PyFloat_FromDouble(limit), *value = PyFloat_FromDouble(got);
     if (bound && value) {
@@ -380,7 +377,7 @@ static int raise_range(const sdpa_call *call, const char *name, const char *expe
 static int set_factors(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     const sdpa_options *options = &call->options;
-    const double most = largest(call), least = computes_in_f64(call) ? DBL_MIN : FLT_MIN;
+    const double most = sdpa_largest(p->dtype), least = computes_in_f64(call) ? DBL_MIN : FLT_MIN;
     const bool unscaled = !p->d_k || options->where & IN_ADDITIVES;
     const sdpa_rounding mode = sdpa_round_to_nearest();
     p->scale = options->has_scale ? options->scale : unscaled ? 1 : 1 / sqrt((double)p->d_k);
@@ -396,7 +393,7 @@ static int set_factors(sdpa_call *call) {
 /* Refuses numbers that the arithmetic cannot hold; sinks are taken in float64. NaN and Inf are refused as a scale only. */
 static int check_range(const sdpa_call *call, enum sdpa_name argument, PyArrayObject *a) {
     const bool is_wide = argument == NAME_sinks && !computes_in_f64(call), is_factor = argument == NAME_scale;
-    const double most = is_wide ? FLT_MAX : largest(call);
+    const double most = is_wide ? FLT_MAX : sdpa_largest(call->problem.dtype);
     if (!is_factor && PyArray_TYPE(a) != NPY_DOUBLE && PyArray_TYPE(a) != NPY_FLOAT) return 0;
     PyArrayObject *copy = (PyArrayObject *)PyArray_FromArray(a, PyArray_DescrFromType(NPY_DOUBLE), NPY_ARRAY_CARRAY);
     if (!copy) return -1;

@@ -92,6 +92,22 @@ def test_to_second_order(rng, name, case):
 
 
 @pytest.mark.parametrize("name", OWN)
+def test_a_cap_beyond_the_range_is_none_to_second_order(rng, name):
+    f, operands, _ = problem(rng, name, "plain", np.float32)
+
+    query, *rest = operands.values()
+
+    def second(**more):
+        g = grad(lambda x: anp.sin(function(getattr(interop, f), operands, more)(x, *rest)).sum())
+        return grad(lambda x: (g(x) ** 2).sum())(query)
+
+    expected = second()
+    np.testing.assert_allclose(
+        second(softcap=1e300), expected, rtol=0, atol=1e-4 * abs(expected).max()
+    )
+
+
+@pytest.mark.parametrize("name", OWN)
 def test_values_and_gradients_are_those_of_the_library(rng, dtype, name):
     f, operands, options = problem(rng, name, "bias and sinks", dtype)
     saved = getattr(sdpa, f"{f}_forward")(**operands)

@@ -425,6 +425,17 @@ def test_a_traced_softcap_is_refused():
         jax.jit(lambda softcap: interop.attention(Q, Q, Q, softcap=softcap))(1.0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("transform", [lambda f: f, jax.grad, jax.hessian])
+def test_a_softcap_beyond_the_range_is_none(rng, dtype, transform):
+    x, beyond = jnp.asarray(rng.standard_normal((3, 4))).astype(dtype), float(np.finfo(dtype).max)
+    found, expected = (
+        transform(lambda x, cap=cap: jnp.sin(interop.attention(x, x, x, softcap=cap)).sum())(x)
+        for cap in (beyond, None)
+    )
+    assert_close(found, expected)
+
+
 @pytest.mark.parametrize("length", [-1, 4])
 def test_traced_lengths_are_checked_when_they_are_known(length):
     f = jax.jit(lambda n: interop.attention(Q, Q, Q, key_lengths=n))

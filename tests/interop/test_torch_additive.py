@@ -78,6 +78,19 @@ def test_to_second_order(rng, name):
     assert gradgradcheck(f, x, check_fwd_over_rev=True)
 
 
+def test_a_cap_beyond_the_range_is_none_to_second_order(rng):
+    operands, options = problem(rng, "plain", torch.float32)
+    x = tuple(operands.values())
+
+    def second(**more):
+        grads = torch.autograd.grad(
+            positional(operands, options | more)(*x).sin().sum(), x, create_graph=True
+        )
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), x)
+
+    torch.testing.assert_close(second(softcap=1e300), second())
+
+
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_learnt_scale(rng, shape):
     operands, options = problem(rng, "float mask")

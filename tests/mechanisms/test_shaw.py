@@ -343,6 +343,17 @@ def test_dropout_may_be_a_decimal(rng):
     assert_same_bits(half, other)
 
 
+def test_a_cap_beyond_the_range_is_none(rng, compute_dtype):
+    x, cap = draw(rng, compute_dtype), float(np.finfo(np.float64).max)
+    capped = sdpa.shaw_attention_forward(*x.values(), softcap=cap)
+    grads = sdpa.shaw_attention_backward(capped.out, *x.values(), *capped, softcap=cap)
+    plain = sdpa.shaw_attention_forward(*x.values())
+    expected = sdpa.shaw_attention_backward(plain.out, *x.values(), *plain)
+    for a, b in zip([*capped, *grads[:5]], [*plain, *expected[:5]], strict=True):
+        atol = 1000 * unit_roundoff(compute_dtype) * abs(b).max()
+        np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+
+
 def test_dropout_without_a_seed_draws_anew(rng):
     x = draw(rng, np.float32, n_q=300, n_k=300)
     one, two = (sdpa.shaw_attention(*x.values(), dropout_p=0.5) for _ in range(2))

@@ -84,8 +84,9 @@ def bilinear_attention(
         Of query's dtype. Its leading axes broadcast with query's; with enable_gqa its heads are
         query's as well.
     **options : attn_mask, dropout_p, is_causal, enable_gqa, window, sinks, ...
-        As in `attention_forward`, but without out. scale None is 1 / sqrt(d_k), which gives scores
-        of variance 1 if query weight and key have independent components of mean 0 and variance 1.
+        As in `attention_forward`, but without out, lse_dtype, invariant, cu_seqlens_q,
+        cu_seqlens_k, score_mod and mask_mod. scale None is 1 / sqrt(d_k), which gives scores of
+        variance 1 if query weight and key have independent components of mean 0 and variance 1.
         rng=None draws a seed.
 
     Returns

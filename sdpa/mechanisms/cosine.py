@@ -92,7 +92,8 @@ def cosine_attention(
         Smallest length to divide by, above 0, so that a row of zeros has cosine 0 with every other.
         If it is below the smallest normal number of the arithmetic, that number is used.
     **options : attn_mask, dropout_p, is_causal, enable_gqa, window, sinks, ...
-        As in `attention_forward`, but without scale and out. rng=None draws a seed.
+        As in `attention_forward`, but without scale, out, lse_dtype, invariant, cu_seqlens_q,
+        cu_seqlens_k, score_mod and mask_mod. rng=None draws a seed.
 
     Returns
     -------

@@ -321,7 +321,8 @@ class MultiHeadAttention(Definition):
             Of context, likewise; self-attention has the positions of x.
         **options : attn_mask, dropout_p, is_causal, window, sinks, ...
             As in `sdpa.attention_forward` for arrays (..., heads, L, d), but without scale,
-            enable_gqa and out. dropout_p needs rng, an int.
+            enable_gqa, out, lse_dtype, invariant, cu_seqlens_q, cu_seqlens_k, score_mod and
+            mask_mod. dropout_p needs rng, an int.
 
         Returns
         -------

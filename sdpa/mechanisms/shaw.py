@@ -81,10 +81,11 @@ def shaw_attention(
     rel_value : array_like, (2 D + 1, d_v) or (heads, 2 D + 1, d_v), optional
         The vectors added to values; None means zero.
     **options : attn_mask, is_causal, scale, enable_gqa, window, sinks, key_lengths, ...
-        As in `attention_forward`, but without out. query_offset is one int, which also determines
-        where the distance is 0; so does is_causal="lower_right", with one key length. Options that
-        change scores apply to scale query . (key + rel_key). Dropout drops the same pairs as in
-        `attention_forward`; rng=None draws a seed.
+        As in `attention_forward`, but without where, out, lse_dtype, invariant, cu_seqlens_q,
+        cu_seqlens_k, score_mod and mask_mod. scale is one number, and query_offset one int, which
+        also determines where the distance is 0; so does is_causal="lower_right", with one key
+        length. Options that change scores apply to scale query . (key + rel_key). Dropout drops the
+        same pairs as in `attention_forward`; rng=None draws a seed.
 
     Returns
     -------

@@ -13,7 +13,7 @@ import pytest
 from support.calls import CALLS, backward_operands, operands
 
 import sdpa
-from sdpa import _core
+from sdpa import _core, _options
 from sdpa._table import TABLE, options_of
 
 ROOT = Path(__file__).parents[2]
@@ -254,6 +254,22 @@ def test_documentation_says_what_rng_may_be(name):
     else:
         with pytest.raises(TypeError, match=r"^rng: expected an int"):
             function(**call, rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("function", "taken"),
+    [
+        (sdpa.cosine_attention, _options.CosineOptions),
+        (sdpa.bilinear_attention, _options.BilinearOptions),
+        (sdpa.shaw_attention, _options.ShawOptions),
+        (sdpa.MultiHeadAttention.forward, _options.LayerOptions),
+    ],
+    ids=lambda x: x.__name__,
+)
+def test_documentation_says_which_options_a_composed_function_lacks(function, taken):
+    text = re.search(r"but without (.*?)\. ", " ".join(function.__doc__.split()))[1]
+    lacks = options_of("attention_forward").keys() - taken.__annotations__.keys()
+    assert set(re.split(", | and ", text)) == lacks - {"score_args", "mask_args"}
 
 
 def test_results_are_named_tuples():

@@ -21,6 +21,7 @@ class _Operand(NamedTuple):
     """An argument in its own type, integers in float64."""
 
     array: Array
+    given: Array
     # A Python number takes the type of the others.
     is_number: bool
 
@@ -31,7 +32,8 @@ class _Operand(NamedTuple):
 
 def operand(name: str, value: Any) -> _Operand:
     """An argument of logsumexp, checked."""
-    (x,) = _core._arrays(**{name: value})
+    (given,) = _core._arrays(**{name: value})
+    x = given
     if x.dtype.kind in "biu":
         x = x.astype(np.float64)
     elif x.dtype.name != "bfloat16" and (x.dtype.kind != "f" or x.dtype.itemsize > 8):
@@ -39,7 +41,7 @@ def operand(name: str, value: Any) -> _Operand:
             f"{name}: expected float16, bfloat16, float32, float64, an integer type or bool, "
             f"got {x.dtype}"
         )
-    return _Operand(x, isinstance(value, int | float))
+    return _Operand(x, given, isinstance(value, int | float))
 
 
 def common(x: _Operand, b: _Operand) -> Array:
@@ -82,8 +84,8 @@ def logsumexp(
     if where is not None:
         (options["where"],) = _core._arrays(where=where)
     if isinstance(out, np.ndarray):
-        for name, given in zip("xb", operands, strict=True):
-            if np.shares_memory(out, given.array):
+        for name, o in zip("xb", operands, strict=True):
+            if np.shares_memory(out, o.given):
                 raise ValueError(
                     "out: expected memory not shared with an input, got an array that overlaps "
                     f"{name}"

@@ -142,6 +142,8 @@ def test_out(rng):
     expected = "out: expected memory not shared with an input, got an array that overlaps b"
     assert message(ValueError, sdpa.logsumexp, x[:, :1], b=b[:1], axis=0, out=b[0]) == expected
     assert message(ValueError, sdpa.logsumexp, x, b=b, out=out[:3]).startswith("out: ")
+    n = np.zeros((3, 4), np.int64)  # computed as a copy in float64
+    assert "overlaps x" in message(ValueError, sdpa.logsumexp, n, b=2.0, out=n.view(float)[:, 0])
 
 
 # --------------------------------------------------------------------------------- gradients

@@ -115,6 +115,16 @@ def checked_like_query(name: str, x: Array, query: Array) -> None:
         raise TypeError(f"{name}: expected query's dtype {query.dtype}, got {x.dtype}{remedy}")
 
 
+def check_overlap(out: Any, inputs: Mapping[str, Any]) -> None:
+    """Raise if an array of NumPy among these inputs has elements in the memory of out."""
+    for name, x in inputs.items():
+        arrays = isinstance(x, np.ndarray) and isinstance(out, np.ndarray)
+        if arrays and np.shares_memory(out, x):
+            raise ValueError(
+                f"out: expected memory not shared with an input, got an array that overlaps {name}"
+            )
+
+
 def float_dtype(name: str, value: DTypeLike) -> np.dtype[Any]:
     """A dtype that the kernels accept, in native byte order."""
     try:

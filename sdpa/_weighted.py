@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sdpa import _core
+from sdpa._arguments import check_overlap
 from sdpa._arrays import Array, compute_type, native, sum_to
 
 Axis = int | tuple[int, ...] | None
@@ -83,13 +84,7 @@ def logsumexp(
     operands = operand("x", x), operand("b", b)
     if where is not None:
         (options["where"],) = _core._arrays(where=where)
-    if isinstance(out, np.ndarray):
-        for name, o in zip("xb", operands, strict=True):
-            if np.shares_memory(out, o.given):
-                raise ValueError(
-                    "out: expected memory not shared with an input, got an array that overlaps "
-                    f"{name}"
-                )
+    check_overlap(out, {name: o.given for name, o in zip("xb", operands, strict=True)})
     zero = common(*operands)
     # It checks the other arguments, and has the shape and dtype of the result.
     like = np.asarray(_core.logsumexp(zero, axis, **options))

@@ -427,13 +427,7 @@ class BlockProblem:
         given = {x.name: x.source for x in operands} | self.per_head
         for f in self.whole.functions:
             given |= {f"{f.name}_args[{i}]": x for i, x in enumerate(f.args)}
-        for name, x in given.items():
-            arrays = isinstance(x, np.ndarray) and isinstance(out, np.ndarray)
-            if arrays and np.shares_memory(out, x):
-                raise ValueError(
-                    "out: expected memory not shared with an input, got an array that overlaps "
-                    f"{name}"
-                )
+        _arguments.check_overlap(out, given)
         self._without_keys(rows, out)
 
     def out_shape(self) -> tuple[int, ...]:

@@ -180,7 +180,7 @@ class MultiHeadAttention(Definition):
         A layer with fold_scale=True holds c W^Q, where c is the scale; likewise its bias. Its
         gradient is the gradient of W^Q divided by c, and its steps should be c times as long. SGD
         (with momentum or not) moves by the learning rate times the gradient: the factor is c^2.
-        Adam's steps do not depend on the size of the gradient: the factor is c, up to its epsilon.
+        Adam's steps have the gradient's sign, not its size: the factor is |c|, up to its epsilon.
         Training then takes the same path as with the scale in the kernel. All factors are 1 without
         fold_scale.
 
@@ -209,7 +209,7 @@ class MultiHeadAttention(Definition):
         factors = dict.fromkeys(self.parameters, 1.0)
         if self.fold_scale:
             folded = {"w_query", "b_query"} & factors.keys()
-            factors |= dict.fromkeys(folded, self._factor ** powers[optimizer])
+            factors |= dict.fromkeys(folded, abs(self._factor) ** powers[optimizer])
         return factors
 
     # --------------------------------------------------------------------------- PyTorch

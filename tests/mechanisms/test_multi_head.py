@@ -341,7 +341,10 @@ def test_scale_rules(rng, rule):
 
 
 @pytest.mark.parametrize(("optimizer", "bias"), [("sgd", False), ("sgd", True), ("adam", False)])
-def test_a_folded_scale_trains_along_the_same_path_with_its_learning_rates(rng, optimizer, bias):
+@pytest.mark.parametrize("scale", [None, -0.5])
+def test_a_folded_scale_trains_along_the_same_path_with_its_learning_rates(
+    rng, optimizer, bias, scale
+):
     """Without the factors the path differs. Adam's epsilon is 0 here, for exact equality.
 
     It would enlarge the rounding of the key's bias, whose gradient is 0.
@@ -350,7 +353,7 @@ def test_a_folded_scale_trains_along_the_same_path_with_its_learning_rates(rng, 
 
     def trained(fold_scale, corrected):
         layer = sdpa.MultiHeadAttention(
-            16, 1, fold_scale=fold_scale, bias=bias, dtype=np.float64, rng=5
+            16, 1, scale=scale, fold_scale=fold_scale, bias=bias, dtype=np.float64, rng=5
         )
         factors = layer.learning_rate_factors(optimizer)
         moments = {n: [np.zeros_like(w)] * 2 for n, w in layer.parameters.items()}

@@ -106,8 +106,9 @@ def check_names(layer: Definition, parameters: Any) -> None:
     names = sorted(layer._shapes())
     if not isinstance(parameters, Mapping):
         raise TypeError(f"parameters: expected a mapping of {names}, got {type(parameters)}")
-    if sorted(parameters) != names:
-        raise ValueError(f"parameters: expected {names}, got {sorted(parameters)}")
+    given = sorted(parameters, key=str)
+    if given != names:
+        raise ValueError(f"parameters: expected {names}, got {given}")
 
 
 def checked_parameters(layer: Definition, parameters: Mapping[str, ArrayLike]) -> dict[str, Array]:

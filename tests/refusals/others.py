@@ -440,6 +440,11 @@ FORWARD = {
         "parameters: expected ['w_key', 'w_out', 'w_query', 'w_value'], got ['w_query']",
         {"parameters": {"w_query": ones(8, 8)}},
     ),
+    "parameters of numbers": (
+        ValueError,
+        "parameters: expected ['w_key', 'w_out', 'w_query', 'w_value'], got [0, 'w_query']",
+        {"parameters": {"w_query": ones(8, 8), 0: ones(8, 8)}},
+    ),
     "parameters alone": (
         TypeError,
         "parameters: expected a mapping of ['w_key', 'w_out', 'w_query', 'w_value'], "

@@ -138,17 +138,25 @@ class Definition:
         self._check()
         rng = _arguments.generator("rng", rng)
         self.parameters: dict[str, NDArray[Any]] = {
-            name: self._initial(name, shape, rng).astype(self.dtype)
-            for name, shape in self._shapes().items()
+            name: self._initial(name, shape, rng) for name, shape in self._shapes().items()
         }
 
     def _initial(self, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
         if name.startswith("w_"):
-            w = INITIALISERS[self.init](rng, *shape)
-            # As rounded first, then folded: what a user's own folding of a layer gives.
-            folded = self.fold_scale and name == "w_query"
-            return widen(w.astype(self.dtype)) * self._factor if folded else w
-        return np.full(shape, {"b": 0.0, "g": 1.0, "s": self._factor}[name[0]])
+            w = INITIALISERS[self.init](rng, *shape).astype(self.dtype)
+            return self._folded(w) if self.fold_scale and name == "w_query" else w
+        return np.full(shape, {"b": 0.0, "g": 1.0, "s": self._factor}[name[0]], self.dtype)
+
+    @np.errstate(all="ignore")
+    def _folded(self, w: Array) -> Array:
+        """W^Q times the scale: as rounded first, which a user's own folding of a layer gives."""
+        folded = (widen(w) * self._factor).astype(self.dtype)
+        if not np.isfinite(folded).all():
+            raise ValueError(
+                f"scale: expected a factor with which w_query stays in the range of {self.dtype}, "
+                f"got {self._factor}"
+            )
+        return folded
 
     def _check(self) -> None:
         self._check_sizes()

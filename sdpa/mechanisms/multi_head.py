@@ -153,7 +153,7 @@ class MultiHeadAttention(Definition):
     TypeError
         The dtype is not accepted.
     ValueError
-        Sizes do not fit, or a rule is unknown.
+        Sizes do not fit, a rule is unknown, or a folded scale takes w_query out of its range.
 
     Examples
     --------

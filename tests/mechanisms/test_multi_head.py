@@ -1,6 +1,7 @@
 """MultiHeadAttention: its formula and gradients, rounding and scale rules."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -372,6 +373,13 @@ def test_a_folded_scale_trains_along_the_same_path_with_its_learning_rates(
     in_kernel = trained(False, True)
     np.testing.assert_allclose(trained(True, True), in_kernel, rtol=0, atol=1e-11)
     assert abs(trained(True, False) - in_kernel).max() > 1e-4
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("float16", 1e6), ("float32", -1e39)])
+def test_a_folded_scale_beyond_the_range(dtype, scale):
+    text = f"scale: expected a factor with which w_query stays in the range of {dtype}, got {scale}"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        sdpa.MultiHeadAttention(8, 2, scale=scale, fold_scale=True, dtype=dtype, rng=0)
 
 
 def test_learning_rate_factors_without_folding():

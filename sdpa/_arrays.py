@@ -5,12 +5,13 @@ The rules take arrays of NumPy or of another library.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[Any]
 
@@ -67,6 +68,18 @@ def rounded(x: Array | None, like: Array | None) -> Array | None:
     if x is None or like is None:
         return None
     return x.astype(native(like.dtype), copy=False)
+
+
+# ------------------------------------------------------------------------------- memory
+
+
+@contextlib.contextmanager
+def allocating(shape: tuple[int, ...], dtype: DTypeLike) -> Iterator[None]:
+    """MemoryError where an array of checked sizes has more bytes than NumPy has a number for."""
+    try:
+        yield
+    except ValueError:
+        raise MemoryError(f"no memory for an array of shape {shape} of {np.dtype(dtype)}") from None
 
 
 # ------------------------------------------------------------------------------- sums

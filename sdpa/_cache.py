@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from sdpa import _arguments, _core
 from sdpa._arguments import checked_float
-from sdpa._arrays import Array
+from sdpa._arrays import Array, allocating
 from sdpa._public import publish
 from sdpa._repr import shown
 
@@ -474,10 +474,8 @@ def _with_room(held: Array, capacity: int) -> Array:
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    try:
+    with allocating(shape, dtype):
         return np.zeros(shape, dtype)
-    except ValueError:  # more bytes than NumPy has a number for
-        raise MemoryError(f"no memory for an array of shape {shape} of {dtype}") from None
 
 
 @np.errstate(all="ignore")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sdpa import _arguments, _core
-from sdpa._arrays import Array, widen
+from sdpa._arrays import Array, allocating, widen
 
 P = ParamSpec("P")
 Initialiser = Literal["1/d_model", "xavier_normal", "xavier_uniform"]
@@ -143,7 +143,8 @@ class Definition:
 
     def _initial(self, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
         if name.startswith("w_"):
-            w = INITIALISERS[self.init](rng, *shape).astype(self.dtype)
+            with allocating(shape, np.float64):
+                w = INITIALISERS[self.init](rng, *shape).astype(self.dtype)
             return self._folded(w) if self.fold_scale and name == "w_query" else w
         return np.full(shape, {"b": 0.0, "g": 1.0, "s": self._factor}[name[0]], self.dtype)
 

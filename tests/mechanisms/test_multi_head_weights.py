@@ -174,3 +174,9 @@ def test_parameters_are_the_seeds():
         assert (a[name] != c[name]).any()
     assert a["w_query"].dtype == np.float32
     assert {n: w.shape for n, w in a.items()} == dict.fromkeys(a, (8, 8))
+
+
+@pytest.mark.parametrize("sizes", [(2**40, 1), (1, 2**48)])
+def test_more_bytes_than_there_are_numbers_for(sizes):
+    with pytest.raises(MemoryError, match=r"^no memory for an array of shape .* of float64$"):
+        sdpa.MultiHeadAttention(*sizes, d_k=2**48)

@@ -73,6 +73,12 @@ def _check(module: Any) -> None:
         raise TypeError(
             f"module: expected a torch.nn.MultiheadAttention, got {type(module).__name__}"
         )
+    if type(module).forward is not torch.nn.MultiheadAttention.forward:
+        raise TypeError(
+            "module: expected the forward of torch.nn.MultiheadAttention, got "
+            f"{type(module).__name__}, which has its own; if that computes the same, load its "
+            "state_dict into a torch.nn.MultiheadAttention"
+        )
     for name, has in (
         ("add_bias_kv", module.bias_k is not None),
         ("add_zero_attn", module.add_zero_attn),

@@ -235,7 +235,7 @@ class MultiHeadAttention(Definition):
         ImportError
             PyTorch is not installed.
         TypeError
-            It is another module, or its dtype is not accepted.
+            It is another module, has a forward of its own, or its dtype is not accepted.
         ValueError
             It has add_bias_kv, add_zero_attn, a kdim beside another vdim, or no weights yet.
 

@@ -123,6 +123,26 @@ def test_modules_that_the_layer_is_not(torch):
     assert message(TypeError, convert, module(8, 2).to(torch.float8_e5m2)) == text
 
 
+def test_a_module_that_computes_in_its_own_way(torch):
+    """Whatever it does with its weights; a parametrised one has another class, and is plain."""
+
+    class Halved(torch.nn.MultiheadAttention):
+        def forward(self, query, key, value):
+            return super().forward(query, key, value)[0] / 2
+
+    text = (
+        "module: expected the forward of torch.nn.MultiheadAttention, got Halved, which has its "
+        "own; if that computes the same, load its state_dict into a torch.nn.MultiheadAttention"
+    )
+    assert message(TypeError, sdpa.MultiHeadAttention.from_torch, Halved(8, 2)) == text
+    module = torch.nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+    torch.nn.utils.parametrizations.weight_norm(module, "in_proj_weight")
+    x = torch.randn(3, 8, dtype=torch.float64)
+    expected = module(x, x, x)[0].detach().numpy()
+    layer = sdpa.MultiHeadAttention.from_torch(module)
+    np.testing.assert_allclose(layer(x), expected, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize(
     ("name", "expected", "got"),
     [

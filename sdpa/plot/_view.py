@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sdpa._arguments import arrays
 from sdpa.plot._checks import checked_tokens, checked_weights
 
 FOLDER = Path(__file__).parent
@@ -150,15 +151,15 @@ def view(
     >>> sdpa.plot.view(weights, query_tokens=["the", "cat", "sat", "down"])
     <sdpa.plot.View: heads=8, Lq=4, Lk=4; save(path) writes the page>
     """
-    shape = np.shape(weights)
-    size = int(np.prod(shape, dtype=object))
-    if len(shape) in (2, 3) and (size > MOST_WEIGHTS or max(shape[-2:]) > MOST_TOKENS):
+    (given,) = arrays(weights=weights)
+    shape = given.shape
+    if len(shape) in (2, 3) and (given.size > MOST_WEIGHTS or max(shape[-2:]) > MOST_TOKENS):
         raise ValueError(
             f"weights: expected at most {MOST_WEIGHTS} weights (8 heads of 512 queries and keys) "
             f"and {MOST_TOKENS} queries or keys, for a page of 3 MB, got {shape}; choose some with "
             "heads= and queries= of sdpa.attention_weights"
         )
-    found = checked_weights(weights)
+    found = checked_weights(given)
     tokens = checked_tokens(query_tokens, key_tokens, *found.shape[1:])
     page = View(found, *tokens)
     if len(page.html.encode()) > MOST_BYTES:

@@ -71,6 +71,8 @@ def test_refused(rng):
         sdpa.plot.view(weights_of(rng, 2, 8, 4, 3))
     with pytest.raises(ValueError, match=r"^weights: expected finite numbers .* nan"):
         sdpa.plot.view(np.full((2, 2), np.nan))
+    with pytest.raises(TypeError, match=r"^weights: expected an array, got .*list"):
+        sdpa.plot.view([[1.0, 2.0], [1.0]])
     with pytest.raises(ValueError, match=r"^query_tokens: expected Lq = 4 texts, got 1"):
         sdpa.plot.view(weights_of(rng, 4, 3), query_tokens=["a"])
     with pytest.raises(ValueError, match=r"^query_tokens: expected texts that fit .*; cut long"):

@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from sdpa._arguments import arrays, is_float, is_real
+from sdpa._arrays import widened_options
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-def checked_weights(weights: npt.ArrayLike) -> npt.NDArray[Any]:
+def checked_weights(given: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Weights as (heads, Lq, Lk) of float64."""
-    (given,) = arrays(weights=weights)
     if not is_real(given.dtype):
         raise TypeError(f"weights: expected numbers, got {given.dtype}")
     if given.ndim > 3:
@@ -74,15 +74,18 @@ def figure_of(ax: Axes) -> Figure:
     return figure
 
 
-def hidden_pairs(mask: npt.ArrayLike, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """Which pairs of (heads, Lq, Lk) a mask of attention forbids."""
+def hidden_pairs(
+    mask: npt.ArrayLike, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> npt.NDArray[np.bool_]:
+    """Which pairs of (heads, Lq, Lk) a mask of attention forbids; `dtype` is that of weights."""
     (given,) = arrays(mask=mask)
     if given.dtype != bool and not is_float(given.dtype):
         raise TypeError(
             f"mask: expected bool (True = attend) or floats that are added to the scores, got "
             f"{given.dtype}"
         )
-    hidden = ~given if given.dtype == bool else given == -np.inf
+    added = widened_options({"attn_mask": given}, dtype)["attn_mask"]
+    hidden = ~added if added.dtype == bool else added == -np.inf
     try:
         return np.broadcast_to(hidden, shape)
     except ValueError:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sdpa import _core, _table
-from sdpa._arguments import checked_options
+from sdpa._arguments import arrays, checked_options
 from sdpa.plot._checks import checked_tokens, checked_weights, figure_of, hidden_pairs
 
 if TYPE_CHECKING:
@@ -103,10 +103,11 @@ def weights(
     >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
     ['the', 'cat', 'sat']
     """
-    found = checked_weights(weights)
+    (given,) = arrays(weights=weights)
+    found = checked_weights(given)
     heads, n_q, n_k = found.shape
     tokens = checked_tokens(query_tokens, key_tokens, n_q, n_k)
-    hidden = None if mask is None else hidden_pairs(mask, found.shape)
+    hidden = None if mask is None else hidden_pairs(mask, found.shape, given.dtype)
     if ax is not None and heads > 1:
         raise ValueError(f"ax: expected None for {heads} heads, got Axes; plot weights[0] alone")
     if ax is None:

@@ -102,6 +102,15 @@ def test_forbidden_pairs_are_hatched(rng, kind):
     np.testing.assert_array_equal(hatched(axes[2], (5, 6)), ~visible[2])
 
 
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.float32, np.float64])
+def test_a_number_below_the_range_of_the_arithmetic_forbids(dtype):
+    x, mask = np.zeros((2, 3), dtype), np.array([[0, -1e39], [-np.inf, 0]])
+    weights = sdpa.attention_weights(x, x[:2], attn_mask=mask)
+    axes = sdpa.plot.weights(weights, mask=mask).axes[0]
+    expected = [[False, dtype != np.float64], [True, False]]
+    np.testing.assert_array_equal(hatched(axes, (2, 2)), expected)
+
+
 def test_one_head_can_be_drawn_in_axes_that_exist(rng):
     figure = Figure()
     left, right = figure.subplots(1, 2)

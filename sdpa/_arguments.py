@@ -221,10 +221,20 @@ def finite(name: str, value: Any) -> float:
 
 
 def positive(name: str, value: Any) -> float:
-    """One finite number above 0 whose reciprocal is finite."""
+    """One finite number above 0."""
     number = finite(name, value)
-    if number <= 0 or math.isinf(1 / number):
+    if number <= 0:
         raise ValueError(f"{name}: expected a number above 0, got {value!r}")
+    return number
+
+
+def rotary_base(name: str, value: Any) -> float:
+    """The base of the angles, which are at most its reciprocal for each position."""
+    number = positive(name, value)
+    if math.isinf(1 / number):
+        raise ValueError(
+            f"{name}: expected a number above 0 with a finite reciprocal, got {value!r}"
+        )
     return number
 
 

@@ -129,7 +129,7 @@ class Definition:
         self.qk_norm: bool = _arguments.boolean("qk_norm", qk_norm)
         self.norm_eps: float = _arguments.positive("norm_eps", norm_eps)
         self.rotary: bool = _arguments.boolean("rotary", rotary)
-        self.rotary_base: float = _arguments.positive("rotary_base", rotary_base)
+        self.rotary_base: float = _arguments.rotary_base("rotary_base", rotary_base)
         self.rotary_dim: int | None = (
             None if rotary_dim is None else _arguments.integer("rotary_dim", rotary_dim)
         )

@@ -13,7 +13,7 @@ from sdpa._arguments import (
     checked_float,
     checked_rows,
     is_real,
-    positive,
+    rotary_base,
 )
 from sdpa._arrays import Array, native, widen
 from sdpa._public import publish
@@ -47,7 +47,7 @@ def rotary_embedding(
         One per row of x, such as np.arange(L); for positions (batch, L) of x
         (batch, heads, L, d) give positions[:, None].
     base : float, default 10000.0
-        Above 0.
+        Above 0, with a finite reciprocal.
     interleaved : bool, default False
         Pair i is (x[2 i], x[2 i + 1]), as in the paper; otherwise (x[i], x[i + r / 2]), as in
         GPT-NeoX and Llama.
@@ -141,7 +141,7 @@ def _rotated(
             f"rotary_dim: expected an even number from 0 to {name}'s last axis {x.shape[-1]}, "
             f"got {r}"
         )
-    base, interleaved = positive("base", base), boolean("interleaved", interleaved)
+    base, interleaved = rotary_base("base", base), boolean("interleaved", interleaved)
     checked_positions("positions", at, x.shape[:-1])
 
     wide = widen(x)

@@ -197,6 +197,14 @@ def test_cosine_of_rows_below_eps(rng, compute_dtype):
     assert abs((g.query * query).sum(axis=-1)[2]) < few
 
 
+def test_an_eps_below_the_smallest_normal_number_is_that_number(rng, compute_dtype):
+    query, key = normal(rng, (2, 5, 3), compute_dtype)
+    query[0], least = 0, np.finfo(compute_dtype).tiny
+    for tiny in (1e-310, 5e-324):
+        outs = [sdpa.cosine_attention(query, key, key, eps=eps) for eps in (tiny, float(least))]
+        assert_same_bits(*outs)
+
+
 # ------------------------------------------------------------------------------- bilinear
 
 

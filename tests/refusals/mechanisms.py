@@ -121,7 +121,7 @@ COSINE_ROWS = {
     ),
     "temperature so small that 1 / temperature overflows": (
         ValueError,
-        "temperature: expected a number above 0, got 1e-320",
+        f"temperature: expected at least {1 / MOST_SCALE}, {RANGE}, got 1e-320",
         {"temperature": 1e-320},
     ),
     "temperature out of range": (

@@ -62,6 +62,11 @@ def rotary(x):
             {"positions": np.ones(5, bool)},
         ),
         "base": (ValueError, "base: expected a number above 0, got 0", {"base": 0}),
+        "base tiny": (
+            ValueError,
+            "base: expected a number above 0 with a finite reciprocal, got 1e-310",
+            {"base": 1e-310},
+        ),
         **no_number("base"),
         "base huge": (
             ValueError,
@@ -351,6 +356,11 @@ LAYERS = {
         ValueError,
         "rotary_base: expected a number above 0, got 0",
         {"rotary": True, "rotary_base": 0},
+    ),
+    "rotary_base tiny": (
+        ValueError,
+        "rotary_base: expected a number above 0 with a finite reciprocal, got 1e-310",
+        {"rotary": True, "rotary_base": 1e-310},
     ),
     "rotary_base alone": (
         ValueError,

@@ -10,6 +10,7 @@ import numpy as np
 
 from sdpa._arrays import Array, rows_in_use, widen
 from sdpa.mechanisms._definition import Definition, Positions
+from sdpa.mechanisms.cosine import row_scales
 from sdpa.mechanisms.rotary import rotary_embedding, rotary_embedding_backward
 
 
@@ -37,16 +38,18 @@ class RootMeanSquare:
     """Rows divided by the square root of their mean square plus eps, and the derivative of that."""
 
     def __init__(self, x: Array, eps: float) -> None:
-        # In float64 no square of a float32 overflows.
-        square = np.einsum("...i,...i->...", x, x, dtype=np.float64) / x.shape[-1]
-        self._inverse = (1 / np.sqrt(square + eps)).astype(x.dtype)[..., None]
-        self.unit = x * self._inverse
+        self._power, least = row_scales(x, math.sqrt(eps))
+        y = x * self._power
+        square = np.einsum("...i,...i->...", y, y, dtype=np.float64)[..., None] / x.shape[-1]
+        self._inverse = (1 / np.sqrt(square + least**2)).astype(x.dtype)
+        self.unit = y * self._inverse
 
     def backward(self, grad: Array) -> Array:
         """The gradient with respect to x from that with respect to unit."""
         along = np.einsum("...i,...i->...", self.unit, grad)[..., None] / grad.shape[-1]
+        result = (grad - self.unit * along) * self._inverse * self._power
         # Rows without influence on the result may hold NaN.
-        return np.where(rows_in_use(grad), (grad - self.unit * along) * self._inverse, 0)
+        return np.where(rows_in_use(grad), result, 0)
 
     def gain_gradient(self, grad: Array) -> Array:
         """The gradient (d,) of the gain in unit * gain from that with respect to the product."""

@@ -317,6 +317,14 @@ def test_multi_head_attention(rng, name):
     check_grads(f, every, modes=["fwd", "rev"], order=2)(*arguments)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_large_queries_have_a_norm(rng, dtype):
+    layer = sdpa.MultiHeadAttention(4, 2, qk_norm=True, dtype=dtype, rng=1)
+    x = rng.standard_normal((5, 4)).astype(dtype) * np.finfo(dtype).max ** dtype(0.6)
+    out, expected = interop.multi_head_attention(layer, layer.parameters, x), layer(x)
+    assert abs(out - expected).max() <= 100 * np.finfo(dtype).eps * abs(expected).max()
+
+
 @pytest.mark.parametrize("name", ["w_query", "b_out"])
 def test_a_layer_needs_all_of_its_parameters(name):
     """Without a bias the layer would be another one."""

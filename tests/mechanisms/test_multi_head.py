@@ -136,12 +136,13 @@ def test_positions(torch, rng, name):
         np.testing.assert_allclose(layer(x, context, **at), layer(x, context), rtol=0, atol=1e-12)
 
 
-def test_rows_of_zeros_have_a_norm(rng):
+@pytest.mark.parametrize(("large", "eps"), [(1e25, 1e-6), (1e37, 1e-6), (1.0, 1e-320)])
+def test_rows_of_zeros_have_a_norm(rng, compute_dtype, large, eps):
     """Their root mean square is that of eps, and large ones neither overflow nor count as 0."""
-    layer = sdpa.MultiHeadAttention(8, 2, qk_norm=True, rng=0)
-    x = normal(rng, (3, 5, 8), np.float32)
+    layer = sdpa.MultiHeadAttention(8, 2, qk_norm=True, norm_eps=eps, dtype=compute_dtype, rng=0)
+    x = normal(rng, (3, 5, 8), compute_dtype)
     x[0] = 0
-    x[1] *= np.float32(1e25)
+    x[1] *= large if compute_dtype == np.float32 else large**8
     out, saved = layer.forward(x)
     grads = layer.backward(np.ones_like(out), saved)
     assert np.isfinite(grads.x).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from sdpa.interop.autograd._attention import attention
 from sdpa.interop.autograd._modes import plain
 from sdpa.interop.autograd._scores import rotary_embedding
 from sdpa.mechanisms._multi_head_arguments import check_names, positions_of
+from sdpa.mechanisms.cosine import row_scales
 
 __all__ = ["multi_head_attention"]
 
@@ -107,6 +109,8 @@ def _placed(
 ) -> Any:
     """Queries or keys, normalised, then rotated."""
     if layer.qk_norm:
-        square = anp.mean(x * x, axis=-1, keepdims=True)
-        x = x / anp.sqrt(square + layer.norm_eps) * parameters[f"g_{kind}"]
+        power, least = row_scales(np.asarray(plain(x)), math.sqrt(layer.norm_eps))
+        x = x * power
+        square = anp.mean(x * x, axis=-1, keepdims=True) + np.square(least).astype(power.dtype)
+        x = x / anp.sqrt(square) * parameters[f"g_{kind}"]
     return x if at is None else rotary_embedding(x, at, **layer._rotation)

@@ -42,9 +42,9 @@ class MultiHeadSaved(NamedTuple):
     """The data that `MultiHeadAttention.backward` needs from the forward call.
 
     Arguments are held, not copied: they must not change until backward has been called.
-    query, key and value are the kernel's operands, (..., heads, L, d), in the type of the
-    arithmetic; out and lse, in float64, are its results. positions are those of x and of context.
-    layer has the layer's settings.
+    query, key and value are the kernel's operands, (..., heads, L, d), out and lse its results, all
+    in the type of the arithmetic but lse, which is in float64. positions are those of x and of
+    context. layer has the layer's settings.
     """
 
     x: Array

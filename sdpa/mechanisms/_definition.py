@@ -141,6 +141,7 @@ class Definition:
             name: self._initial(name, shape, rng) for name, shape in self._shapes().items()
         }
 
+    @np.errstate(all="ignore")
     def _initial(self, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
         if name.startswith("w_"):
             with allocating(shape, np.float64):
@@ -148,7 +149,6 @@ class Definition:
             return self._folded(w) if self.fold_scale and name == "w_query" else w
         return np.full(shape, {"b": 0.0, "g": 1.0, "s": self._factor}[name[0]], self.dtype)
 
-    @np.errstate(all="ignore")
     def _folded(self, w: Array) -> Array:
         """W^Q times the scale: as rounded first, which a user's own folding of a layer gives."""
         folded = (widen(w) * self._factor).astype(self.dtype)

@@ -44,7 +44,8 @@ class View:
         self.shape = weights.shape
         largest = float(weights.max())
         # Square roots: in a row of many weights most are far below 1/255 of the largest.
-        steps = np.rint(255 * np.sqrt(weights / (largest or 1.0))).astype(np.uint8)
+        with np.errstate(under="ignore"):
+            steps = np.rint(255 * np.sqrt(weights / (largest or 1.0))).astype(np.uint8)
         packed = base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode()
         heads, n_q, n_k = weights.shape
         self._data = {

@@ -187,6 +187,12 @@ def test_initialisers(init):
             assert abs(w).max() < math.sqrt(3 * variance)
 
 
+def test_entries_below_the_normal_numbers_raise_nothing():
+    with np.errstate(all="raise"):
+        layer = sdpa.MultiHeadAttention(64, 2, dtype=np.float16, rng=0)
+    assert (abs(layer.parameters["w_out"]) < np.finfo(np.float16).tiny).any()
+
+
 def test_parameters_are_the_seeds():
     a, b, c = (sdpa.MultiHeadAttention(8, 2, rng=seed).parameters for seed in (3, 3, 4))
     for name in a:

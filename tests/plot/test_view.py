@@ -49,6 +49,12 @@ def test_weights_that_are_all_zero():
     assert (unpacked(sdpa.plot.view(np.zeros((2, 3))).html) == 0).all()
 
 
+def test_weights_far_below_the_largest_raise_nothing():
+    with np.errstate(all="raise"):
+        page = sdpa.plot.view([[1e-320, 1e300]])
+    np.testing.assert_array_equal(unpacked(page.html), [[[0, 1e300]]])
+
+
 def test_eight_heads_of_512_tokens_fit_whatever_they_are(rng):
     weights = rng.random((8, 512, 512)) ** 2  # bytes that do not compress
     page = sdpa.plot.view(weights, query_tokens=[f"token {i}" for i in range(512)]).html

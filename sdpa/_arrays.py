@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import Any, cast
 
 import numpy as np
@@ -82,6 +83,20 @@ def allocating(shape: tuple[int, ...], dtype: DTypeLike) -> Iterator[None]:
         raise MemoryError(f"no memory for an array of shape {shape} of {np.dtype(dtype)}") from None
 
 
+# ------------------------------------------------------------------------------- shapes
+
+
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape to which these broadcast, of any number of axes: NumPy's function takes 32."""
+    found: list[int] = []
+    for sizes in zip_longest(*map(reversed, shapes), fillvalue=1):
+        size = next((n for n in sizes if n != 1), 1)
+        if any(n not in (1, size) for n in sizes):
+            raise ValueError(f"shapes that do not broadcast: {shapes}")
+        found.append(size)
+    return tuple(reversed(found))
+
+
 # ------------------------------------------------------------------------------- sums
 
 
@@ -121,7 +136,7 @@ def weight_gradient(x: Array, grad: Array, shape: tuple[int, ...]) -> Array:
 
     def product(x: Array) -> Array:
         if math.prod(shape[:-2]) == 1:
-            lead = np.broadcast_shapes(x.shape[:-1], grad.shape[:-1])
+            lead = broadcast_shapes(x.shape[:-1], grad.shape[:-1])
             left, right = (
                 np.broadcast_to(y, (*lead, y.shape[-1])).reshape(math.prod(lead), y.shape[-1])
                 for y in (x, grad)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from sdpa import _core
 from sdpa._arguments import check_overlap
-from sdpa._arrays import Array, compute_type, native, sum_to
+from sdpa._arrays import Array, broadcast_shapes, compute_type, native, sum_to
 
 Axis = int | tuple[int, ...] | None
 
@@ -56,7 +56,7 @@ def common(x: _Operand, b: _Operand) -> Array:
             f"got {b.array.dtype}"
         ) from None
     try:
-        shape = np.broadcast_shapes(x.array.shape, b.array.shape)
+        shape = broadcast_shapes(x.array.shape, b.array.shape)
     except ValueError:
         raise ValueError(
             f"b: expected a shape that broadcasts with {x.array.shape} of x, got {b.array.shape}"
@@ -108,7 +108,8 @@ def _for_numpy(axis: Axis, x: Array) -> Axis:
 @np.errstate(all="ignore")
 def _signed(x: Array, b: Array, axis: Axis, where: Array | None) -> tuple[Array, Array]:
     """log |sum b exp(x)| and the sign of the sum, which keep their axes."""
-    x, b = np.broadcast_arrays(x, b)
+    shape = broadcast_shapes(x.shape, b.shape)
+    x, b = np.broadcast_to(x, shape), np.broadcast_to(b, shape)
     left_out = (b == 0) | (x == -np.inf)
     if where is not None:
         left_out = left_out | ~where
@@ -175,7 +176,7 @@ def _gradients(x: _Operand, b: _Operand, g: Array, lse: Array) -> _core.Logsumex
     by_x = np.where(unseen | (b.wide == 0), 0, b.wide * half * half * g)
     by_b = np.where(unseen | (g == 0), 0, half * half * g)  # of a sum of 0 it is infinite
     found = (
-        sum_to(np.broadcast_to(y, np.broadcast_shapes(y.shape, o.array.shape)), o.array.shape)
+        sum_to(np.broadcast_to(y, broadcast_shapes(y.shape, o.array.shape)), o.array.shape)
         .astype(native(o.array.dtype))
         for y, o in ((by_x, x), (by_b, b))
     )  # fmt: skip

@@ -18,6 +18,7 @@ from sdpa import _arguments, _core, _warnings
 from sdpa._arguments import checked_like_query, pop_query_offset
 from sdpa._arrays import (
     Array,
+    broadcast_shapes,
     is_narrow,
     native,
     product_skipping_zeros,
@@ -124,7 +125,7 @@ class Problem:
         shapes = [x.shape[:-2] for x in (self.query, self.key, self.value)]
         if self.options.get("enable_gqa") and shapes[0]:
             shapes[1:] = [(*s[:-1], 1) for s in shapes[1:]]
-        return np.broadcast_shapes(*shapes)
+        return broadcast_shapes(*shapes)
 
     def parts(self) -> Iterator[tuple[int | None, int, int]]:
         """The visible parts: (row of rel_key, or None for the band; least and largest distance)."""
@@ -528,7 +529,7 @@ class Backward:
 
 def _rows_gradient(x: Array, y: Array, rel: Array) -> Array:
     """x^T y, of (..., rows, distances) and (..., rows, d), for these distances' rows of `rel`."""
-    heads = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])[-1:] if rel.ndim == 3 else ()
+    heads = broadcast_shapes(x.shape[:-2], y.shape[:-2])[-1:] if rel.ndim == 3 else ()
     grad = weight_gradient(y, x, (*heads, y.shape[-1], x.shape[-1]))
     return _sum_to_rel(np.swapaxes(grad, -1, -2), rel)
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from sdpa import _core
 from sdpa._arguments import arrays, checked_options, checked_rows, converted
-from sdpa._arrays import Array, compute_type, native
+from sdpa._arrays import Array, broadcast_shapes, compute_type, native
 from sdpa._options import LayerOptions
 from sdpa.mechanisms._definition import Definition, Positions
 from sdpa.mechanisms.rotary import checked_positions
@@ -43,7 +43,7 @@ def checked_call(
     if context is not None or layer.d_context != layer.d_model:
         _check_input(layer, "context" if context is not None else "x", source, layer.d_context)
     try:
-        np.broadcast_shapes(x.shape[:-2], source.shape[:-2])
+        broadcast_shapes(x.shape[:-2], source.shape[:-2])
     except ValueError:
         raise ValueError(
             f"context: expected leading axes that broadcast with {x.shape[:-2]}, "

@@ -23,6 +23,7 @@ from sdpa._arguments import (
 )
 from sdpa._arrays import (
     Array,
+    broadcast_shapes,
     rounded,
     sum_to,
     weight_gradient,
@@ -281,7 +282,7 @@ def _projected_shape(query: Array, key: Array, weight: Array) -> Array:
             f"last axis {d_k}, got (..., {weight.shape[-2]}, {weight.shape[-1]})"
         )
     try:
-        lead = np.broadcast_shapes(query.shape[:-2], weight.shape[:-2])
+        lead = broadcast_shapes(query.shape[:-2], weight.shape[:-2])
     except ValueError:
         raise ValueError(
             f"weight: expected leading axes that broadcast with {query.shape[:-2]}, "

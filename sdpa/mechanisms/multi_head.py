@@ -15,6 +15,7 @@ from sdpa import _arguments, _core
 from sdpa._arguments import arrays, checked_needs
 from sdpa._arrays import (
     Array,
+    broadcast_shapes,
     native,
     rounded,
     sum_to,
@@ -340,7 +341,7 @@ class MultiHeadAttention(Definition):
         given, x, source, at, checked = checked_call(self, self.forward, x, context, own, options)
         query, key, value = project(self, given, x, source, at)
         rows = query.shape[:-1]
-        lead = np.broadcast_shapes(rows[:-2], key.shape[:-3], value.shape[:-3])
+        lead = broadcast_shapes(rows[:-2], key.shape[:-3], value.shape[:-3])
         # Put length before heads, so that heads lie side by side for the last product.
         heads_out = np.empty((*lead, rows[-1], self.heads, self.d_v), query.dtype)
         heads_out, lse = _core.attention_forward(

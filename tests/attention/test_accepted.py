@@ -148,6 +148,31 @@ def test_as_many_axes_as_numpy_has():
     np.testing.assert_array_equal(got.squeeze(), expected)
 
 
+def bilinear(x):
+    return sdpa.bilinear_attention(x, x, x, np.eye(4))
+
+
+def shaw(x):
+    return sdpa.shaw_attention(x, x, x, *np.ones((2, 3, 4)))
+
+
+def layer(x):
+    made = sdpa.MultiHeadAttention(4, 2, dtype=np.float64, rng=0)
+    out, saved = made.forward(x, x)
+    return made.backward(out, saved).x
+
+
+def weighted(x):
+    return sdpa.logsumexp_backward(x.sum(-1), x, sdpa.logsumexp(x, -1, b=2.0 * x), b=2.0 * x).b
+
+
+@pytest.mark.parametrize("function", [bilinear, shaw, layer, weighted])
+def test_composed_functions_of_many_axes(rng, function):
+    x = abs(rng.standard_normal((2, *(1,) * 30, 3, *(1,) * 28, 5, 4)))
+    got, expected = function(x), function(x.squeeze())
+    np.testing.assert_allclose(got.squeeze(), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_numpy_scalars_as_options():
     x = operands()
     expected = sdpa.attention(**x, is_causal=True, scale=0.5, window=(1, 0), key_lengths=6)

@@ -277,7 +277,7 @@ def _json(value: Any) -> str:
 
     text = json.dumps(plain(value), indent=1, allow_nan=False, ensure_ascii=False)
     try:
-        text.encode(sys.stdout.encoding or "utf-8")
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:  # a terminal without these letters would show others
         return json.dumps(plain(value), indent=1, allow_nan=False)
     return text

@@ -119,15 +119,22 @@ def _add_claims(parser: argparse.ArgumentParser) -> None:
 def _destination(name: str) -> Path:
     """Return the path of a file; end the program at once if it is not writable."""
     path = Path(name)
-    place = path if path.exists() else path.parent
-    if path.is_dir():
-        reason = "it is a folder"
-    elif not place.exists():
-        reason = f"there is no folder {place}"
-    elif not os.access(place, os.W_OK):
-        reason = "no permission"
-    else:
-        return path
+    try:
+        if path.is_dir():
+            reason = "it is a folder"
+        elif not path.parent.exists():
+            reason = f"there is no folder {path.parent}"
+        elif not path.exists():
+            # Only an attempt tells of names and file systems that allow none.
+            path.resolve().touch()
+            path.resolve().unlink()
+            return path
+        elif not os.access(path, os.W_OK):
+            reason = "no permission"
+        else:
+            return path
+    except OSError as error:
+        reason = str(error.strerror)
     sys.exit(f"python -m sdpa: cannot write {path}: {reason}")
 
 
@@ -141,10 +148,13 @@ def _info(options: argparse.Namespace) -> None:
 
 def _explorer(options: argparse.Namespace) -> None:
     from sdpa_lab import report
+    from sdpa_lab.cli import writing
     from sdpa_lab.report import words
 
     language = options.lang or words.preferred()
-    _destination(options.path).write_text(report.explorer(language), encoding="utf-8")
+    path = _destination(options.path)
+    with writing(path):
+        path.write_text(report.explorer(language), encoding="utf-8")
     print(options.path)
 
 
@@ -196,6 +206,7 @@ def _lab(options: argparse.Namespace) -> None:
 def _main_job(options: argparse.Namespace) -> None:
     import sdpa_lab as lab
     from sdpa_lab import claims, report
+    from sdpa_lab.cli import writing
     from sdpa_lab.experiments.speed import SHAPES
     from sdpa_lab.report import printout, screen, words
     from sdpa_lab.tools.inputs import N_IMAGES
@@ -249,7 +260,8 @@ def _main_job(options: argparse.Namespace) -> None:
         print(_json(result | {"claims": [row.record() for row in rows]}))
     if destination:
         page = report.page(result, rows, len(known) - len(rows), language)
-        destination.write_text(page, encoding="utf-8")
+        with writing(destination):
+            destination.write_text(page, encoding="utf-8")
         say(f"\nThe report with plots and the explorer: {destination}")
 
 
@@ -265,7 +277,7 @@ def _json(value: Any) -> str:
 
     text = json.dumps(plain(value), indent=1, allow_nan=False, ensure_ascii=False)
     try:
-        text.encode(sys.stdout.encoding or "utf-8")
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:  # a terminal without these letters would show others
         return json.dumps(plain(value), indent=1, allow_nan=False)
     return text

@@ -205,7 +205,7 @@ def finite(name: str, value: Any) -> float:
     """One finite number."""
     try:
         # Of NumPy, float would read text and drop an imaginary part.
-        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "cSU":
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "cSTUV":
             raise TypeError
         # Unlike float, it refuses strings.
         is_finite = math.isfinite(value)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from inspect import getdoc, signature
 from math import inf, isfinite
 from pathlib import Path
@@ -120,6 +122,15 @@ def folder(name: str) -> Path:
     return path
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """End the program, with the name of the file, if it cannot be written, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        sys.exit(f"python -m sdpa: cannot write {path}: {error.strerror}")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One command per experiment, with the arguments of its function."""
     parser.epilog = "python -m sdpa lab NAME --help lists the arguments of an experiment."
@@ -202,9 +213,12 @@ def run(options: argparse.Namespace, writable: Callable[[str], Path]) -> tuple[T
         style.subplots()  # an ImportError comes now, not after the measurement
     table, complete = measured(name, {x: getattr(options, x) for x in arguments(name)})
     if csv_path and len(table):
-        csv_path.write_text(table.csv(), encoding="utf-8", newline="")
+        with writing(csv_path):
+            csv_path.write_text(table.csv(), encoding="utf-8", newline="")
     if pdf_path and len(table):
-        pdf_path.write_bytes(style.pdf(getattr(lab, f"plot_{name}")(table)))
+        page = style.pdf(getattr(lab, f"plot_{name}")(table))
+        with writing(pdf_path):
+            pdf_path.write_bytes(page)
     return table, complete
 
 

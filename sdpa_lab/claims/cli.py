@@ -14,6 +14,7 @@ import numpy as np
 
 import sdpa
 
+from ..cli import writing
 from . import IDS, chosen
 from .judge import ALPHA
 from .parallel import judged
@@ -166,18 +167,22 @@ def run(
         complete = True
     except KeyboardInterrupt:
         known |= {name: _values(row) for name, row in found.items()}
-        file.write_text(json.dumps(settings | {"rows": known}), encoding="utf-8")
+        with writing(file):
+            file.write_text(json.dumps(settings | {"rows": known}), encoding="utf-8")
     if complete and known and known.keys() <= found.keys():
         file.unlink()
     return [found[claim.id] for claim in wanted if claim.id in found], complete
 
 
 def _kept(file: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The rows in the file, by id; none where it is of a run with other settings."""
-    if not file.exists():
+    """The rows in the file, by id; none where it is cut off, or of a run with other settings."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except ValueError:
         return {}
-    found = json.loads(file.read_text(encoding="utf-8"))
-    rows: dict[str, dict[str, Any]] = found.pop("rows")
+    if not isinstance(found, dict):
+        return {}
+    rows: dict[str, dict[str, Any]] = found.pop("rows", {})
     return rows if found == settings else {}
 
 

@@ -65,7 +65,7 @@ INLINE void weigh_sink(const sdpa_unit *u, const backward_scratch *w, double *su
 NOINLINE bool complete_rows(const sdpa_unit *u, backward_scratch *w, int64_t j0, int64_t j1, real c, bool far,
                             double *sunk) {
     const sdpa_problem *p = u->problem;
-    const real epsilon = REAL_EPSILON;
+    const real slack = completion_slack(p);
     const bool by_weights = weighs_delta(p), all = completes_all(p);
     const int64_t first = j0 / sdpa_key_block(p), end = j0 < j1 ? j1 : 0; /* a sink may be all that is seen */
     if (by_weights) pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);
@@ -88,7 +88,7 @@ NOINLINE bool complete_rows(const sdpa_unit *u, backward_scratch *w, int64_t j0,
     }
     for (int64_t i = 0; i < u->n_i; i++) {
         const double total = w->factor[i] * (sum[i] + sunk[i]), excess = log2(total);
-        const bool complete = all && fabs(excess) <= 2 * epsilon * (4 + fabs((double)w->lse[i]));
+        const bool complete = all && fabs(excess) <= slack + 2 * REAL_EPSILON * fabs((double)w->lse[i]);
         if (!(total > 0) || !(complete || whole[i])) continue;
         if (by_weights) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
         w->weighed[i] = by_weights;

@@ -26,9 +26,10 @@ int sdpa_read_bool(const char *name, PyObject *value, bool *result) {
     return -1;
 }
 
-/* Whether float() would read the text of an array, or drop the imaginary part of a number of NumPy. */
+/* Whether float() would read the text of NumPy's value, also of its bytes, or drop its imaginary part. */
 static bool is_text_or_complex(PyObject *value) {
-    return (PyArray_Check(value) && PyArray_ISFLEXIBLE((PyArrayObject *)value)) ||
+    PyArrayObject *a = PyArray_Check(value) ? (PyArrayObject *)value : NULL;
+    return (a && (PyArray_ISFLEXIBLE(a) || PyArray_DESCR(a)->kind == 'T')) || PyArray_IsScalar(value, Flexible) ||
            PyArray_IsScalar(value, ComplexFloating);
 }
 

@@ -16,6 +16,8 @@ from sdpa import bias, blocks
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 DROPOUT = {"dropout_p": 0.25, "rng": 7}
+# The first keys of a row, whose maximum is kept, lie far below its last.
+FALLING = {"is_causal": "lower_right", "alibi_slopes": np.float32(1.3)}
 
 
 def _operands(rng, dtype, n_q, n_k):
@@ -113,6 +115,7 @@ FUNCTIONS = {
     "attention": lambda x, draws: _attention(x),
     "dropout": lambda x, draws: _attention(x, **DROPOUT),
     "dropout, causal": lambda x, draws: _attention(x, is_causal="lower_right", **DROPOUT),
+    "alibi": lambda x, draws: _attention(x, **FALLING),
     "additive": _additive,
     "additive, dropout": partial(_additive, **DROPOUT),
     "bilinear": _bilinear,

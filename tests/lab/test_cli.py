@@ -281,6 +281,21 @@ def test_a_run_of_some_rows_keeps_what_others_left(tmp_path, monkeypatch):
         assert file.exists() == remain
 
 
+@pytest.mark.parametrize("text", ["", '{"rows": {', "[]", "{}"])
+def test_a_file_that_is_cut_off_has_no_rows(text, tmp_path):
+    file = tmp_path / "kept.json"
+    file.write_text(text, encoding="utf-8")
+    rows, complete = ledger.run(QUICK[:1], seed=0, times=1.0, kept=file)
+    assert complete
+    assert plain(rows) == plain(claims.ledger(QUICK[:1]))
+
+
+def test_rows_that_cannot_be_kept(tmp_path, monkeypatch):
+    interrupted(monkeypatch, 1)
+    with pytest.raises(SystemExit, match="python -m sdpa: cannot write "):
+        ledger.run(QUICK[:2], seed=0, times=1.0, kept=tmp_path)
+
+
 def test_rows_of_other_arguments_are_not_taken(tmp_path, monkeypatch):
     file = tmp_path / "kept.json"
     with monkeypatch.context() as patch:

@@ -3,8 +3,10 @@
 Tests that need no browser come first.
 """
 
+import errno
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,9 +53,15 @@ def test_images_are_those_of_scikit_learn():
     assert (DATA["mean"], DATA["std"]) == (pixels.mean(), pixels.std())
 
 
-def test_a_page_that_cannot_be_written(tmp_path):
+def test_a_page_that_cannot_be_written(tmp_path, monkeypatch):
+    def no_space(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     with pytest.raises(SystemExit, match="cannot write"):
         main(["explorer", str(tmp_path / "nowhere" / "explorer.html")])
+    monkeypatch.setattr(Path, "write_text", no_space)
+    with pytest.raises(SystemExit, match=r"cannot write .*page.html: No space left on device$"):
+        main(["explorer", str(tmp_path / "page.html")])
 
 
 # ------------------------------------------------------------------------------ in the browser

@@ -462,6 +462,11 @@ def test_info():
         assert machine["sdpa"]["version"] == sdpa.__version__
 
 
+def test_json_without_a_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    main(["info", "--json"])
+
+
 def test_the_environment_chooses_the_kernels():
     out, _ = run("info", "--json", SDPA_ISA="generic")
     assert json.loads(out)["sdpa"]["isa"] == "generic"

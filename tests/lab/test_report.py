@@ -45,12 +45,18 @@ def test_the_file_is_written_where_it_should(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("", "it is a folder$"), ("nowhere/report.html", "there is no folder .*nowhere$")],
+    [
+        ("", "it is a folder$"),
+        ("nowhere/report.html", "there is no folder .*nowhere$"),
+        ("file/report.html", ""),
+        ("x" * 300, ""),
+    ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     name, reason, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(lab, "scale_effect", None)
+    (tmp_path / "file").touch()
     with pytest.raises(SystemExit, match=f"cannot write .*: {reason}"):
         main(["--report", str(tmp_path / name)])
     assert capsys.readouterr().out == ""

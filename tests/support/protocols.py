@@ -81,7 +81,12 @@ def no_number(name):
         ),
         **{
             f"{name} {x.dtype}": (TypeError, f"{text} {x!r}", {name: x})
-            for x in (np.complex64(2 + 1j), np.complex128(30 + 1j))
+            for x in (
+                np.complex64(2 + 1j),
+                np.complex128(30 + 1j),
+                np.array("30", np.dtypes.StringDType()),
+                np.void(b"30"),
+            )
         },
     }
 

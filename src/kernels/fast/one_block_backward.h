@@ -40,8 +40,8 @@ NOINLINE bool round_lse(const sdpa_unit *u, const backward_scratch *w, real *lse
 INLINE bool is_coarse(const sdpa_unit *u) { return SDPA_REAL == 32 && sdpa_is_narrow(u->o.dtype); }
 
 /* Whether products with keys and values come from rows of the operands, not from panels of queries, in which few lanes
- * would be filled. Rows are not negated, so scale must be positive. Where O is coarse, it is done as in the forward: the
- * rows are only complete (finish_rows) if both sum in the same order. */
+ * would be filled. Rows are not negated, so scale must be positive. Where O is coarse, it is done as in the forward: rows
+ * of large scores are only complete (finish_rows) if both sum in the same order. */
 INLINE bool takes_rows(const sdpa_unit *u) {
     const sdpa_problem *p = u->problem;
     if (is_coarse(u)) return forward_takes_rows(u);
@@ -90,11 +90,11 @@ COLD NOINLINE vec delta_by_weights(const sdpa_unit *u, const backward_scratch *w
  * dP^T. */
 NOINLINE void finish_rows(const sdpa_unit *u, const backward_scratch *w, int64_t n, const real *sum,
                           const real *lse_residue, bool gradients) {
-    const real epsilon = REAL_EPSILON;
+    const real slack = completion_slack(u->problem), epsilon = REAL_EPSILON;
     const bool coarse = is_coarse(u);
     for (int64_t i = 0; i < u->n_i; i += VL) {
         const vec total = vload(sum + i), lse = vload(w->lse + i), lack = vload(lse_residue + i);
-        const vec excess = vmulsub(lack, total, vset1(1)), most = 2 * epsilon * (4 + vmax2(lse, -lse));
+        const vec excess = vmulsub(lack, total, vset1(1)), most = slack + 2 * epsilon * vmax2(lse, -lse);
         const ivec complete = (total > 0) & (excess <= most) & (-excess <= most);
         const vec factor = vselect(complete, 1 / total, lack);
         vec delta = {0};

@@ -435,6 +435,19 @@ def test_causal_bias(rng):
     for bias in causal_lower_right(3, 5), causal_upper_left(3, 5):
         theirs = F.scaled_dot_product_attention(q, k, v, bias)
         torch.testing.assert_close(interop.scaled_dot_product_attention(q, k, v, bias), theirs)
+        torch.testing.assert_close(interop.attention(q, k, v, bias), theirs)
+        torch.testing.assert_close(interop.attention_weights(q, k, attn_mask=bias) @ v, theirs)
+
+
+def test_a_causal_bias_that_is_not_for_this_call():
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+    q, k = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4)
+    with pytest.raises(ValueError, match=r"attn_mask: .* = \(3, 5\), got one made for \(4, 5\)"):
+        interop.scaled_dot_product_attention(q, k, k, causal_lower_right(4, 5))
+    for bias in causal_lower_right(3, 5), causal_upper_left(3, 5):
+        with pytest.raises(ValueError, match="is_causal: expected False beside a CausalBias, got"):
+            interop.scaled_dot_product_attention(q, k, k, bias, is_causal=True)
 
 
 # ------------------------------------------------------------------------------- what is refused

@@ -454,6 +454,20 @@ def test_traced_offsets_are_checked_when_they_are_known(offset):
     assert not np.asarray(f(jnp.int64(2**60))).any()
 
 
+@pytest.mark.parametrize("transform", [jax.grad, jax.jacfwd, jax.hessian])
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])
+def test_slopes_are_constants(rng, transform, wrap):
+    """A derivative in them is refused, not 0; in the others it is there."""
+    q, slopes = normal(rng, 2, 3, 4), jnp.array([0.5, 0.25])
+    f = wrap(lambda q, slopes: jnp.sin(interop.attention(q, q, q, alibi_slopes=slopes)).sum())
+    expected = "alibi_slopes: has no derivative; wrap it in jax.lax.stop_gradient, or add its bias"
+    with pytest.raises(NotImplementedError, match=expected):
+        transform(f, 1)(q, slopes)
+    assert np.asarray(transform(f)(q, slopes)).any()
+    still = transform(lambda slopes: f(slopes.sum() * q, jax.lax.stop_gradient(slopes)))
+    assert np.asarray(still(slopes)).any()
+
+
 def test_no_memory_is_an_error(rng):
     from sdpa import _core
 

@@ -239,8 +239,9 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> A
         When a compiled function runs with key_lengths outside [0, Lk], or cu_seqlens that decrease
         or do not end at the number of rows.
     NotImplementedError
-        For third derivatives, and forward mode over forward mode, of dropout; for symbolic shapes;
-        where the computation is compiled for another platform than the CPU.
+        For a derivative in alibi_slopes; for third derivatives, and forward mode over forward mode,
+        of dropout; for symbolic shapes; where the computation is compiled for another platform than
+        the CPU.
 
     Examples
     --------

@@ -409,6 +409,24 @@ REFUSED = {
 }
 
 
+NO_ARRAYS = ["1", ["1"], [[1.0], [1.0, 2.0]], object(), 2**70]
+
+
+@pytest.mark.parametrize("x", [*NO_ARRAYS, None], ids=repr)
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+@pytest.mark.parametrize("function", [interop.attention, interop.dot_product_attention])
+def test_operands_that_are_no_arrays(function, name, x):
+    with pytest.raises(TypeError, match=f"^{name}: expected an array, got <class"):
+        function(**{"query": Q, "key": Q, "value": Q, name: x})
+
+
+@pytest.mark.parametrize("x", [*NO_ARRAYS[:-1], 1j], ids=repr)
+@pytest.mark.parametrize("name", ["attn_mask", "where", "scale", "sinks", "alibi_slopes"])
+def test_options_that_are_no_arrays(name, x):
+    with pytest.raises(TypeError, match=f"^{name}: expected "):
+        interop.attention(Q, Q, Q, **{name: x})
+
+
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused(what):
     call, error, expected = REFUSED[what]

@@ -42,12 +42,28 @@ def _packing(x: Any, n_rows: int) -> Any:
     return known
 
 
-def _array(x: Any, dtype: Any = None) -> Any:
-    """`x` as an array of JAX; lists and numbers get this type."""
-    if x is None or isinstance(x, jax.Array):
+def _array(name: str, x: Any, dtype: Any = None) -> Any:
+    """`x` as an array of JAX; lists and real numbers get this type."""
+    if isinstance(x, jax.Array):
         return x
-    with jax.ensure_compile_time_eval():  # a constant of a compiled function stays one
-        return jnp.asarray(x) if hasattr(x, "dtype") else jnp.asarray(x, dtype)
+    try:
+        with jax.ensure_compile_time_eval():  # a constant of a compiled function stays one
+            found = jnp.asarray(x)  # which, unlike a conversion to a type, refuses text
+            is_typed = hasattr(x, "dtype") or jnp.iscomplexobj(found)
+            return found if is_typed else jnp.asarray(x, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(
+            f"{name}: expected an array, got {type(x)}, which JAX cannot take: {error}"
+        ) from error
+
+
+def _arrays(**operands: Any) -> list[Any]:
+    """The operands as arrays of JAX."""
+    return [_array(name, x) for name, x in operands.items()]
+
+
+def _optional(name: str, x: Any, dtype: Any = None) -> Any:
+    return x if x is None else _array(name, x, dtype)
 
 
 def _seed(rng: Any, dropout_p: float) -> Any:
@@ -139,7 +155,7 @@ def _float_array(option: Option, x: Any, dtype: Any) -> Any:
     if option.name in NUMBERS and isinstance(x, (int, float, np.number)):
         return None
     is_typed = option.name in DIFFERENTIABLE and option.name not in _OF_PAIRS
-    return _array(x, dtype if is_typed else None)
+    return _optional(option.name, x, dtype if is_typed else None)
 
 
 def _check(operands: Sequence[Any], given: dict[str, Any], rows_first: bool) -> None:
@@ -154,7 +170,7 @@ def _check(operands: Sequence[Any], given: dict[str, Any], rows_first: bool) -> 
             given[option.name] = _stand_in(x)
     unknown = any(isinstance(given[name], jax.core.Tracer) for name in _OF_SEQUENCES)
     for name in _OF_ENTRIES:
-        given[name] = _stand_in(_array(given[name])) if unknown else _contents(given[name])
+        given[name] = _stand_in(_optional(name, given[name])) if unknown else _contents(given[name])
     for name, x in zip(_OF_SEQUENCES, checked, strict=False):
         given[name] = _packing(given[name], x.shape[0] if x.ndim else 0)
     for name in "score_args", "mask_args":
@@ -172,7 +188,7 @@ def _forward(
 
     With rows_first, the axes are (batch, L, heads, d), and so are those of out.
     """
-    query, key, value = map(_array, (query, key, value))
+    query, key, value = _arrays(query=query, key=key, value=value)
     check_sizes(query=query, key=key, value=value)
     given = _DEFAULTS | given
     arrays = {x.name: _float_array(x, given[x.name], query.dtype) for x in _FLOATS}
@@ -389,7 +405,8 @@ def dot_product_attention(
             f"implementation: expected None, got {implementation!r}; "
             "jax.nn.dot_product_attention has the others"
         )
-    query, key, value, bias, mask = map(_array, (query, key, value, bias, mask))
+    query, key, value = _arrays(query=query, key=key, value=value)
+    bias, mask = _optional("bias", bias), _optional("mask", mask)
     check_sizes(query=query, key=key, value=value)
     _check_layout(query, key, value)
     plain = query.ndim == 3

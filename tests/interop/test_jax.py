@@ -171,6 +171,8 @@ def test_dropout_by_key(rng):
     assert np.array_equal(first, f(jax.random.PRNGKey(1)))
     low, high = map(int, jax.random.bits(jax.random.key(1), (2,), jnp.uint32))
     assert np.array_equal(first, interop.attention(q, q, q, None, 0.5, rng=high << 32 | low))
+    of_numbers = [interop.attention(q, q, q, None, 0.5, rng=n) for n in (5, jnp.uint32(5))]
+    assert np.array_equal(*of_numbers)
 
 
 def test_disable_jit(rng):
@@ -391,6 +393,20 @@ REFUSED = {
         lambda: interop.attention(Q, Q, Q, dropout_p=0.5, rng=-1),
         ValueError,
         "rng: expected an int from 0 to 2^64 - 1, got -1",
+    ),
+    "seed that nobody needs": (
+        lambda: interop.attention(Q, Q, Q, rng="x"),
+        TypeError,
+        "rng: expected an int from 0 to 2^64 - 1 or a key of jax.random with dropout_p > 0, "
+        "got 'x'",
+    ),
+    "keys": (
+        lambda: interop.attention(
+            Q, Q, Q, dropout_p=0.5, rng=jax.random.split(jax.random.key(0), 3)
+        ),
+        ValueError,
+        "rng: expected one key of jax.random, got an array of keys of shape (3,); jax.vmap gives "
+        "each call its own",
     ),
     "no seed": (
         lambda: interop.attention(Q, Q, Q, dropout_p=0.5),

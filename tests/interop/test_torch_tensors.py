@@ -434,6 +434,10 @@ REFUSED = {
         lambda: interop.attention(Q, Q, Q, query_offset=[1.5, 2]),
         "query_offset: expected integers, got float32",
     ),
+    "seed that nobody needs": (
+        lambda: interop.attention(Q, Q, Q, rng="x"),
+        "rng: expected an int from 0 to 2^64 - 1, a torch.Generator or None, got 'x'",
+    ),
     "sinks": (
         lambda: interop.attention(Q, Q, Q, sinks="x"),
         "sinks: expected a tensor or numbers, got 'x'",

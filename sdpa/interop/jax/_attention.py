@@ -67,15 +67,28 @@ def _optional(name: str, x: Any, dtype: Any = None) -> Any:
 
 
 def _seed(rng: Any, dropout_p: float) -> Any:
-    """Two uint32, the low half of the seed first."""
-    if not dropout_p:
+    """Two uint32, the low half of the seed first; None without dropout."""
+    if _is_key(rng):
+        return jax.random.bits(rng, (2,), jnp.uint32) if dropout_p else None
+    if rng is None and not dropout_p:
         return None
-    if isinstance(rng, jax.Array) and (
-        jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.dtype == jnp.uint32
-    ):
-        return jax.random.bits(rng, (2,), jnp.uint32)
     seed = _arguments.seed(rng, " or a key of jax.random with dropout_p > 0")
-    return jnp.asarray([seed % 2**32, seed >> 32], jnp.uint32)
+    return jnp.asarray([seed % 2**32, seed >> 32], jnp.uint32) if dropout_p else None
+
+
+def _is_key(rng: Any) -> bool:
+    """Whether it is a key of jax.random, also one of raw integers; raise for several."""
+    if not isinstance(rng, jax.Array):
+        return False
+    is_typed = jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
+    if not is_typed and (rng.dtype != jnp.uint32 or not rng.ndim):
+        return False
+    if rng.ndim != (0 if is_typed else 1):
+        raise ValueError(
+            f"rng: expected one key of jax.random, got an array of keys of shape {rng.shape}; "
+            "jax.vmap gives each call its own"
+        )
+    return True
 
 
 def _per_entry(x: Any, shape: tuple[int, ...]) -> Any:

@@ -79,11 +79,12 @@ def _integers(name: str, x: Any) -> torch.Tensor | None:
 
 def _seed(rng: Any, dropout_p: float) -> torch.Tensor | None:
     """The seed of dropout as a tensor, so that a new seed does not cause a recompilation."""
+    is_drawn = rng is None or isinstance(rng, torch.Generator)
+    seed = 0 if is_drawn else _arguments.seed(rng, ", a torch.Generator or None")
     if not dropout_p:
         return None
-    if rng is None or isinstance(rng, torch.Generator):
+    if is_drawn:
         return torch.randint(_INT64.min, _INT64.max, (), generator=rng, device="cpu")
-    seed = _arguments.seed(rng, ", a torch.Generator or None")
     return torch.tensor(seed - 2**64 if seed > _INT64.max else seed, device="cpu")
 
 

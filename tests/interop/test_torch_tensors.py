@@ -406,6 +406,10 @@ REFUSED = {
         lambda: interop.attention(Q + 0j, Q + 0j, Q + 0j),
         "query: expected float16, bfloat16, float32 or float64, got complex64",
     ),
+    "half a byte": (
+        lambda: interop.attention(Q, Q, Q, sinks=torch.empty(2, dtype=torch.uint4)),
+        "sinks: expected float16, bfloat16, float32 or float64, got uint4",
+    ),
     "dropout_p": (
         lambda: interop.attention(Q, Q, Q, None, None),
         "dropout_p: expected a number, got None",

@@ -299,6 +299,33 @@ def test_vmap(rng, of, place):
         assert_same(lambda f: f, functions, x)
 
 
+HIDDEN = {
+    "key_lengths": {"key_lengths": 3, "softcap": 2.0},
+    "mask": {"attn_mask": np.arange(N_K) < 3},
+    "bias": {"attn_mask": np.where(np.arange(N_K) < 3, 0.5, -np.inf)},
+    "mask_mod": {"mask_mod": lambda b, h, q, k: k < 3},
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_padding_by_the_formula(rng, name):
+    """What keys and values that no query sees hold, and their tangents, reaches no derivative."""
+    q = normal(rng, 2, N_Q, 4)
+    rest = normal(rng, 4, 2, N_K, 4)  # key, value and their tangents
+
+    def curved(q, k, v, k_t, v_t):
+        def f(k, v):
+            return jnp.sin(interop.attention(q, k, v, **HIDDEN[name])).sum()
+
+        def moved(k, v):
+            return jax.jvp(f, (k, v), (k_t, v_t))[1]
+
+        return jax.jvp(moved, (k, v), (k_t, v_t))[1]
+
+    both = jax.jit(jax.value_and_grad(curved))
+    assert_close(both(q, *rest.at[:, :, 3:].set(jnp.nan)), both(q, *rest))
+
+
 @pytest.mark.parametrize("transform", ["grad", "hessian-vector product"])
 def test_derivative_of_vmap(rng, transform):
     """An operand that is not batched has the sum as its gradient."""

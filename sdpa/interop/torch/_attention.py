@@ -135,7 +135,7 @@ _OPTIONAL = {name for name, option in _table.OPTIONS.items() if option.default i
 
 def _without_causal_bias(given: dict[str, Any], query: torch.Tensor, key: torch.Tensor) -> None:
     """Put its alignment in the place of a CausalBias, which is a tensor only by name."""
-    bias = given.get("attn_mask")
+    bias: Any = given.get("attn_mask")
     variant = getattr(bias, "variant", None)
     if variant is None:
         return

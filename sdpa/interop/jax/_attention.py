@@ -331,6 +331,11 @@ def _lengths(name: str, lengths: Any, n_batch: int) -> Any:
     return lengths
 
 
+def _rows_in_use(lengths: Any, n_q: int) -> Any:
+    """Which rows are not padding, for (B, T, N)."""
+    return None if lengths is None else (jnp.arange(n_q)[None] < lengths[:, None])[..., None]
+
+
 def _key_lengths(lengths: Any, n_batch: int, n_k: int) -> Any:
     name = "key_value_seq_lengths"
     lengths = _lengths(name, lengths, n_batch)
@@ -428,7 +433,9 @@ def dot_product_attention(
     for name, x in ("bias", bias), ("mask", mask):
         if x is not None:
             _arguments.checked_broadcast(name, x.shape, (n_batch, n_heads, n_q, key.shape[1]))
-    query_lengths = _lengths("query_seq_lengths", query_seq_lengths, n_batch)
+    rows = _rows_in_use(_lengths("query_seq_lengths", query_seq_lengths, n_batch), n_q)
+    if rows is not None:  # the others may hold NaN, which gradients would multiply with 0
+        query = jnp.where(rows[..., None], query, 0)
     window = local_window_size
     if window is not None and not isinstance(window, (tuple, list)):
         window = window, window
@@ -444,8 +451,7 @@ def dot_product_attention(
             rows_first=True,
         )
     residual = jax.lax.stop_gradient(lse).swapaxes(1, 2).astype(query.dtype)
-    if query_lengths is not None:
-        rows = (jnp.arange(n_q)[None] < query_lengths[:, None])[..., None]
+    if rows is not None:
         out = jnp.where(rows[..., None], out, 0)
         residual = jnp.where(rows, residual, -jnp.inf)
     if plain:

@@ -171,6 +171,8 @@ def test_dropout_by_key(rng):
     assert np.array_equal(first, f(jax.random.PRNGKey(1)))
     low, high = map(int, jax.random.bits(jax.random.key(1), (2,), jnp.uint32))
     assert np.array_equal(first, interop.attention(q, q, q, None, 0.5, rng=high << 32 | low))
+    of_numbers = [interop.attention(q, q, q, None, 0.5, rng=n) for n in (5, jnp.uint32(5))]
+    assert np.array_equal(*of_numbers)
 
 
 def test_disable_jit(rng):
@@ -297,6 +299,33 @@ def test_vmap(rng, of, place):
         assert_same(lambda f: f, functions, x)
 
 
+HIDDEN = {
+    "key_lengths": {"key_lengths": 3, "softcap": 2.0},
+    "mask": {"attn_mask": np.arange(N_K) < 3},
+    "bias": {"attn_mask": np.where(np.arange(N_K) < 3, 0.5, -np.inf)},
+    "mask_mod": {"mask_mod": lambda b, h, q, k: k < 3},
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_padding_by_the_formula(rng, name):
+    """What keys and values that no query sees hold, and their tangents, reaches no derivative."""
+    q = normal(rng, 2, N_Q, 4)
+    rest = normal(rng, 4, 2, N_K, 4)  # key, value and their tangents
+
+    def curved(q, k, v, k_t, v_t):
+        def f(k, v):
+            return jnp.sin(interop.attention(q, k, v, **HIDDEN[name])).sum()
+
+        def moved(k, v):
+            return jax.jvp(f, (k, v), (k_t, v_t))[1]
+
+        return jax.jvp(moved, (k, v), (k_t, v_t))[1]
+
+    both = jax.jit(jax.value_and_grad(curved))
+    assert_close(both(q, *rest.at[:, :, 3:].set(jnp.nan)), both(q, *rest))
+
+
 @pytest.mark.parametrize("transform", ["grad", "hessian-vector product"])
 def test_derivative_of_vmap(rng, transform):
     """An operand that is not batched has the sum as its gradient."""
@@ -392,6 +421,20 @@ REFUSED = {
         ValueError,
         "rng: expected an int from 0 to 2^64 - 1, got -1",
     ),
+    "seed that nobody needs": (
+        lambda: interop.attention(Q, Q, Q, rng="x"),
+        TypeError,
+        "rng: expected an int from 0 to 2^64 - 1 or a key of jax.random with dropout_p > 0, "
+        "got 'x'",
+    ),
+    "keys": (
+        lambda: interop.attention(
+            Q, Q, Q, dropout_p=0.5, rng=jax.random.split(jax.random.key(0), 3)
+        ),
+        ValueError,
+        "rng: expected one key of jax.random, got an array of keys of shape (3,); jax.vmap gives "
+        "each call its own",
+    ),
     "no seed": (
         lambda: interop.attention(Q, Q, Q, dropout_p=0.5),
         TypeError,
@@ -407,6 +450,24 @@ REFUSED = {
         "dropout",
     ),
 }
+
+
+NO_ARRAYS = ["1", ["1"], [[1.0], [1.0, 2.0]], object(), 2**70]
+
+
+@pytest.mark.parametrize("x", [*NO_ARRAYS, None], ids=repr)
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+@pytest.mark.parametrize("function", [interop.attention, interop.dot_product_attention])
+def test_operands_that_are_no_arrays(function, name, x):
+    with pytest.raises(TypeError, match=f"^{name}: expected an array, got <class"):
+        function(**{"query": Q, "key": Q, "value": Q, name: x})
+
+
+@pytest.mark.parametrize("x", [*NO_ARRAYS[:-1], 1j], ids=repr)
+@pytest.mark.parametrize("name", ["attn_mask", "where", "scale", "sinks", "alibi_slopes"])
+def test_options_that_are_no_arrays(name, x):
+    with pytest.raises(TypeError, match=f"^{name}: expected "):
+        interop.attention(Q, Q, Q, **{name: x})
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -452,6 +513,20 @@ def test_traced_offsets_are_checked_when_they_are_known(offset):
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         f(jnp.int64(offset)).block_until_ready()
     assert not np.asarray(f(jnp.int64(2**60))).any()
+
+
+@pytest.mark.parametrize("transform", [jax.grad, jax.jacfwd, jax.hessian])
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])
+def test_slopes_are_constants(rng, transform, wrap):
+    """A derivative in them is refused, not 0; in the others it is there."""
+    q, slopes = normal(rng, 2, 3, 4), jnp.array([0.5, 0.25])
+    f = wrap(lambda q, slopes: jnp.sin(interop.attention(q, q, q, alibi_slopes=slopes)).sum())
+    expected = "alibi_slopes: has no derivative; wrap it in jax.lax.stop_gradient, or add its bias"
+    with pytest.raises(NotImplementedError, match=expected):
+        transform(f, 1)(q, slopes)
+    assert np.asarray(transform(f)(q, slopes)).any()
+    still = transform(lambda slopes: f(slopes.sum() * q, jax.lax.stop_gradient(slopes)))
+    assert np.asarray(still(slopes)).any()
 
 
 def test_no_memory_is_an_error(rng):

@@ -153,6 +153,16 @@ def test_residual(rng, name):
     assert_close(*(gradient(f, name, options, 0)(*x) for f in (ours, theirs)))
 
 
+def test_what_padding_of_queries_holds(rng):
+    """NaN there reaches neither results nor gradients, nor does debug_nans report it."""
+    x, options = problem(rng, "lengths")
+    padded = [x[0].at[1, 3:].set(jnp.nan), *x[1:]]
+    for f in applied, lambda *args: gradient(*args, (0, 1, 2)):
+        with jax.debug_nans(True):
+            found = f(ours, "lengths", options)(*padded)
+        assert_close(found, f(ours, "lengths", options)(*x))
+
+
 def test_residual_of_padding(rng):
     x, options = problem(rng, "lengths")
     out, residual = ours(*x, **options, return_residual=True)

@@ -153,6 +153,41 @@ def test_out_and_lse_together_to_second_order(rng, name):
     assert gradgradcheck(f, tuple(operands.values()), check_fwd_over_rev=True)
 
 
+@pytest.mark.parametrize("option", ["key_lengths", "attn_mask", "bias", "softcap and scale"])
+def test_hidden_keys_of_lse_to_second_order(rng, option):
+    """What they and their tangents hold reaches no derivative; of a key that is seen it does."""
+    there = torch.arange(6) < 4
+    options = {
+        "key_lengths": {"key_lengths": 4},
+        "attn_mask": {"attn_mask": there, "sinks": normal(rng, 2)},
+        "bias": {"attn_mask": torch.where(there, 0.5, -torch.inf).double()},
+        "softcap and scale": {"softcap": 2.0, "scale": normal(rng, 2), "key_lengths": 4},
+    }[option]
+    q, k, q_t, k_t = normal(rng, 4, 2, 6, 3)
+
+    def moved(q, k, q_t, k_t):
+        def lse(q, k):
+            return interop.attention_forward(q, k, k, **options).lse.sin()
+
+        return func.jvp(lse, (q, k), (q_t, k_t))[1]
+
+    def derivatives(k, k_t):
+        x = q, k, q_t, k_t
+        found = moved(*x), *func.grad(lambda *x: moved(*x).sum(), (0, 1, 2, 3))(*x)
+        return [y[:, :4] for y in found]
+
+    def overwritten(x, rows):
+        return x.index_fill(1, torch.tensor(rows), torch.nan)
+
+    expected = derivatives(k, k_t)
+    hidden = [4, 5]
+    for a, b in ((overwritten(k, hidden), k_t), (k, overwritten(k_t, hidden))):
+        for found, y in zip(derivatives(a, b), expected, strict=True):
+            torch.testing.assert_close(found, y)
+    for a, b in ((overwritten(k, [3]), k_t), (k, overwritten(k_t, [3]))):
+        assert moved(q, a, q_t, b).isnan().all()
+
+
 def test_lse_to_second_order_where_value_alone_has_a_batch(rng):
     """Value has no part in lse, but its axes do."""
     q, k, v = (
@@ -435,6 +470,19 @@ def test_causal_bias(rng):
     for bias in causal_lower_right(3, 5), causal_upper_left(3, 5):
         theirs = F.scaled_dot_product_attention(q, k, v, bias)
         torch.testing.assert_close(interop.scaled_dot_product_attention(q, k, v, bias), theirs)
+        torch.testing.assert_close(interop.attention(q, k, v, bias), theirs)
+        torch.testing.assert_close(interop.attention_weights(q, k, attn_mask=bias) @ v, theirs)
+
+
+def test_a_causal_bias_that_is_not_for_this_call():
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+    q, k = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4)
+    with pytest.raises(ValueError, match=r"attn_mask: .* = \(3, 5\), got one made for \(4, 5\)"):
+        interop.scaled_dot_product_attention(q, k, k, causal_lower_right(4, 5))
+    for bias in causal_lower_right(3, 5), causal_upper_left(3, 5):
+        with pytest.raises(ValueError, match="is_causal: expected False beside a CausalBias, got"):
+            interop.scaled_dot_product_attention(q, k, k, bias, is_causal=True)
 
 
 # ------------------------------------------------------------------------------- what is refused

@@ -3,6 +3,7 @@
 import inspect
 import math
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -350,8 +351,22 @@ def test_block_masks(rng):
         flex_attention(*operands(rng), block_mask=made)
 
 
+def test_block_masks_of_any_callable(rng):
+    def noop_mask(b, h, q, k):
+        """One of the user's, although it has the name of PyTorch's."""
+        return q >= k
+
+    x = operands(rng)
+    expected = composed(*x, mask=causal)[0]
+    for mask in noop_mask, partial(lambda reach, b, h, q, k: q - k >= reach, 0):
+        made = create_block_mask(mask, None, None, L, L, device="cpu")
+        torch.testing.assert_close(flex_attention(*x, block_mask=made), expected, **EXACT)
+
+
 def test_refusals(rng, bias):
     x = operands(rng)
+    with pytest.raises(TypeError, match="return_aux: expected an AuxRequest or None, got True"):
+        flex_attention(*x, return_aux=True)
     with pytest.raises(ValueError, match="query: expected a tensor on the CPU, got meta"):
         flex_attention(x[0].to("meta"), *x[1:])
     with pytest.raises(ValueError, match="score_mod, mask_mod: expected a tensor on the CPU"):

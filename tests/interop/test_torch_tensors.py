@@ -406,6 +406,10 @@ REFUSED = {
         lambda: interop.attention(Q + 0j, Q + 0j, Q + 0j),
         "query: expected float16, bfloat16, float32 or float64, got complex64",
     ),
+    "half a byte": (
+        lambda: interop.attention(Q, Q, Q, sinks=torch.empty(2, dtype=torch.uint4)),
+        "sinks: expected float16, bfloat16, float32 or float64, got uint4",
+    ),
     "dropout_p": (
         lambda: interop.attention(Q, Q, Q, None, None),
         "dropout_p: expected a number, got None",
@@ -433,6 +437,10 @@ REFUSED = {
     "fraction of an offset": (
         lambda: interop.attention(Q, Q, Q, query_offset=[1.5, 2]),
         "query_offset: expected integers, got float32",
+    ),
+    "seed that nobody needs": (
+        lambda: interop.attention(Q, Q, Q, rng="x"),
+        "rng: expected an int from 0 to 2^64 - 1, a torch.Generator or None, got 'x'",
     ),
     "sinks": (
         lambda: interop.attention(Q, Q, Q, sinks="x"),

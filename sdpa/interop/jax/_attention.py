@@ -42,24 +42,53 @@ def _packing(x: Any, n_rows: int) -> Any:
     return known
 
 
-def _array(x: Any, dtype: Any = None) -> Any:
-    """`x` as an array of JAX; lists and numbers get this type."""
-    if x is None or isinstance(x, jax.Array):
+def _array(name: str, x: Any, dtype: Any = None) -> Any:
+    """`x` as an array of JAX; lists and real numbers get this type."""
+    if isinstance(x, jax.Array):
         return x
-    with jax.ensure_compile_time_eval():  # a constant of a compiled function stays one
-        return jnp.asarray(x) if hasattr(x, "dtype") else jnp.asarray(x, dtype)
+    try:
+        with jax.ensure_compile_time_eval():  # a constant of a compiled function stays one
+            found = jnp.asarray(x)  # which, unlike a conversion to a type, refuses text
+            is_typed = hasattr(x, "dtype") or jnp.iscomplexobj(found)
+            return found if is_typed else jnp.asarray(x, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(
+            f"{name}: expected an array, got {type(x)}, which JAX cannot take: {error}"
+        ) from error
+
+
+def _arrays(**operands: Any) -> list[Any]:
+    """The operands as arrays of JAX."""
+    return [_array(name, x) for name, x in operands.items()]
+
+
+def _optional(name: str, x: Any, dtype: Any = None) -> Any:
+    return x if x is None else _array(name, x, dtype)
 
 
 def _seed(rng: Any, dropout_p: float) -> Any:
-    """Two uint32, the low half of the seed first."""
-    if not dropout_p:
+    """Two uint32, the low half of the seed first; None without dropout."""
+    if _is_key(rng):
+        return jax.random.bits(rng, (2,), jnp.uint32) if dropout_p else None
+    if rng is None and not dropout_p:
         return None
-    if isinstance(rng, jax.Array) and (
-        jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.dtype == jnp.uint32
-    ):
-        return jax.random.bits(rng, (2,), jnp.uint32)
     seed = _arguments.seed(rng, " or a key of jax.random with dropout_p > 0")
-    return jnp.asarray([seed % 2**32, seed >> 32], jnp.uint32)
+    return jnp.asarray([seed % 2**32, seed >> 32], jnp.uint32) if dropout_p else None
+
+
+def _is_key(rng: Any) -> bool:
+    """Whether it is a key of jax.random, also one of raw integers; raise for several."""
+    if not isinstance(rng, jax.Array):
+        return False
+    is_typed = jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
+    if not is_typed and (rng.dtype != jnp.uint32 or not rng.ndim):
+        return False
+    if rng.ndim != (0 if is_typed else 1):
+        raise ValueError(
+            f"rng: expected one key of jax.random, got an array of keys of shape {rng.shape}; "
+            "jax.vmap gives each call its own"
+        )
+    return True
 
 
 def _per_entry(x: Any, shape: tuple[int, ...]) -> Any:
@@ -139,7 +168,7 @@ def _float_array(option: Option, x: Any, dtype: Any) -> Any:
     if option.name in NUMBERS and isinstance(x, (int, float, np.number)):
         return None
     is_typed = option.name in DIFFERENTIABLE and option.name not in _OF_PAIRS
-    return _array(x, dtype if is_typed else None)
+    return _optional(option.name, x, dtype if is_typed else None)
 
 
 def _check(operands: Sequence[Any], given: dict[str, Any], rows_first: bool) -> None:
@@ -154,7 +183,7 @@ def _check(operands: Sequence[Any], given: dict[str, Any], rows_first: bool) -> 
             given[option.name] = _stand_in(x)
     unknown = any(isinstance(given[name], jax.core.Tracer) for name in _OF_SEQUENCES)
     for name in _OF_ENTRIES:
-        given[name] = _stand_in(_array(given[name])) if unknown else _contents(given[name])
+        given[name] = _stand_in(_optional(name, given[name])) if unknown else _contents(given[name])
     for name, x in zip(_OF_SEQUENCES, checked, strict=False):
         given[name] = _packing(given[name], x.shape[0] if x.ndim else 0)
     for name in "score_args", "mask_args":
@@ -172,7 +201,7 @@ def _forward(
 
     With rows_first, the axes are (batch, L, heads, d), and so are those of out.
     """
-    query, key, value = map(_array, (query, key, value))
+    query, key, value = _arrays(query=query, key=key, value=value)
     check_sizes(query=query, key=key, value=value)
     given = _DEFAULTS | given
     arrays = {x.name: _float_array(x, given[x.name], query.dtype) for x in _FLOATS}
@@ -239,8 +268,9 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> A
         When a compiled function runs with key_lengths outside [0, Lk], or cu_seqlens that decrease
         or do not end at the number of rows.
     NotImplementedError
-        For third derivatives, and forward mode over forward mode, of dropout; for symbolic shapes;
-        where the computation is compiled for another platform than the CPU.
+        For a derivative in alibi_slopes; for third derivatives, and forward mode over forward mode,
+        of dropout; for symbolic shapes; where the computation is compiled for another platform than
+        the CPU.
 
     Examples
     --------
@@ -299,6 +329,11 @@ def _lengths(name: str, lengths: Any, n_batch: int) -> Any:
     if lengths is not None:
         _check_shape(name, lengths, (n_batch,))
     return lengths
+
+
+def _rows_in_use(lengths: Any, n_q: int) -> Any:
+    """Which rows are not padding, for (B, T, N)."""
+    return None if lengths is None else (jnp.arange(n_q)[None] < lengths[:, None])[..., None]
 
 
 def _key_lengths(lengths: Any, n_batch: int, n_k: int) -> Any:
@@ -388,7 +423,8 @@ def dot_product_attention(
             f"implementation: expected None, got {implementation!r}; "
             "jax.nn.dot_product_attention has the others"
         )
-    query, key, value, bias, mask = map(_array, (query, key, value, bias, mask))
+    query, key, value = _arrays(query=query, key=key, value=value)
+    bias, mask = _optional("bias", bias), _optional("mask", mask)
     check_sizes(query=query, key=key, value=value)
     _check_layout(query, key, value)
     plain = query.ndim == 3
@@ -397,7 +433,9 @@ def dot_product_attention(
     for name, x in ("bias", bias), ("mask", mask):
         if x is not None:
             _arguments.checked_broadcast(name, x.shape, (n_batch, n_heads, n_q, key.shape[1]))
-    query_lengths = _lengths("query_seq_lengths", query_seq_lengths, n_batch)
+    rows = _rows_in_use(_lengths("query_seq_lengths", query_seq_lengths, n_batch), n_q)
+    if rows is not None:  # the others may hold NaN, which gradients would multiply with 0
+        query = jnp.where(rows[..., None], query, 0)
     window = local_window_size
     if window is not None and not isinstance(window, (tuple, list)):
         window = window, window
@@ -413,8 +451,7 @@ def dot_product_attention(
             rows_first=True,
         )
     residual = jax.lax.stop_gradient(lse).swapaxes(1, 2).astype(query.dtype)
-    if query_lengths is not None:
-        rows = (jnp.arange(n_q)[None] < query_lengths[:, None])[..., None]
+    if rows is not None:
         out = jnp.where(rows[..., None], out, 0)
         residual = jnp.where(rows, residual, -jnp.inf)
     if plain:

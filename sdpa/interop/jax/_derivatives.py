@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
+from sdpa._table import CONSTANTS
 from sdpa.interop.jax import _formula
 from sdpa.interop.jax._functions import differentiable
 from sdpa.interop.jax._primitives import (
@@ -75,14 +76,25 @@ def _sum(parts: list[Any], like: Any) -> Any:
     return [reduce(add, same) for same in zip(*parts, strict=True)]
 
 
+def _refuse_constants(moved: Named) -> None:
+    """Raise if a number that has no derivative moves: JAX would take it to be 0."""
+    for name in moved:
+        if name in CONSTANTS and jnp.issubdtype(moved[name].dtype, jnp.floating):
+            raise NotImplementedError(
+                f"{name}: has no derivative; wrap it in jax.lax.stop_gradient, or add its bias as "
+                "attn_mask"
+            )
+
+
 # --------------------------------------------------------------------------------- along operands
 
 
 def _forward_jvp(primals: Any, tangents: Any, *, names: Any, options: Options, shapes: Any) -> Any:
     named = dict(zip(names, primals, strict=True))
     out, lse = FORWARD(named, options)
-    moved = _moving(_nonzero(names, tangents))
-    parts = []
+    moved = _nonzero(names, tangents)
+    _refuse_constants(moved)
+    moved, parts = _moving(moved), []
     if moved:
         kept = lse
         if isinstance(lse, jax.core.Tracer):

@@ -11,7 +11,7 @@ import numpy as np
 
 from sdpa import _arrays, _table
 from sdpa._table import OPERANDS
-from sdpa.interop.jax._functions import changed, differentiable
+from sdpa.interop.jax._functions import changed, differentiable, shown
 from sdpa.interop.jax._primitives import Named, Options, Shapes, sum_to, with_suffix
 
 _MASKS = [name for name, option in _table.OPTIONS.items() if option.axes == "hqk"]
@@ -46,6 +46,11 @@ def _pairs(named: Named, n_q: int, n_k: int) -> tuple[Any, Any, Any, Any]:
 def _in_use(x: Any, cu_seqlens: Any) -> Any:
     """x (..., L, d) with zeros in rows of padding, whatever it and its tangents hold there."""
     return jnp.where(jnp.arange(x.shape[-2])[:, None] < cu_seqlens[-1], x, 0)
+
+
+def _seen(x: Any, visible: Any) -> Any:
+    """x (..., Lk, d) with zeros in rows that no query sees: their weights of 0 would keep NaN."""
+    return jnp.where(visible.any(-2)[..., None], x, 0)
 
 
 def _limit(bound: int, offset: Any, n_q: int, n_k: int) -> Any:
@@ -129,23 +134,29 @@ def attention(named: Named, options: Options) -> Any:
         k, v = (_in_use(x, named["cu_seqlens_k"]) for x in (k, v))
     k, v = (_arrays.repeat_heads(x, q.shape[-3], jnp.repeat) for x in (k, v))
 
-    scale = _per_head(named["scale"], wide) if "scale" in named else options.scale
-    s = scale * (q @ k.mT)
-    if options.softcap:
-        s = _arrays.softcapped(s, options.softcap, jnp.tanh)[0]
-    visible = _visible(named, options, *s.shape[-2:])
+    n_q, n_k = q.shape[-2], k.shape[-2]
+    visible = _visible(named, options, n_q, n_k)
     biases = []
     for mask in (named[name] for name in _MASKS if name in named):
         if mask.dtype != bool:
             biases.append(mask.astype(wide))
         visible &= mask if mask.dtype == bool else biases[-1] != -jnp.inf
+    inputs: dict[str, Any] = {}
     if options.functions:
         # Value may have axes of the batch that query and key lack.
-        lead = np.broadcast_shapes(s.shape[:-2], v.shape[:-2])
-        inputs = _inputs(named, (*lead, *s.shape[-2:]))
-        s, visible = changed(options.functions, named, visible, score=s, **inputs)
+        lead = np.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v)))
+        inputs = _inputs(named, (*lead, n_q, n_k))
+        visible = shown(options.functions, named, visible, **inputs)
+    k, v = (_seen(x, visible) for x in (k, v))
+
+    scale = _per_head(named["scale"], wide) if "scale" in named else options.scale
+    s = scale * (q @ k.mT)
+    if options.softcap:
+        s = _arrays.softcapped(s, options.softcap, jnp.tanh)[0]
+    if options.functions:
+        s = changed(options.functions, named, visible, score=s, **inputs)
     if "alibi_slopes" in named:
-        s -= _per_head(named["alibi_slopes"], wide) * _distances(named, *s.shape[-2:])
+        s -= _per_head(named["alibi_slopes"], wide) * _distances(named, n_q, n_k)
     for bias in biases:
         s += bias
     sinks = _per_head(named["sinks"], wide) if "sinks" in named else None

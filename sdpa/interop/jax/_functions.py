@@ -82,25 +82,27 @@ def _arguments(named: Mapping[str, Any], option: str) -> tuple[Any, ...]:
     return tuple(own[i] for i in sorted(own))
 
 
-def changed(
-    functions: Functions, named: Mapping[str, Any], visible: Any, **inputs: Any
-) -> tuple[Any, Any]:
-    """The scores after score_mod, and the visible pairs that mask_mod lets through."""
-    scores = inputs["score"]
-    for is_mask, option, function in (
-        (True, "mask_args", functions.mask_mod),
-        (False, "score_args", functions.score_mod),
-    ):
-        if function is None:
-            continue
-        args = _arguments(named, option)
-        like = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in args]
-        found = composed(_LIBRARY, is_mask, function, args, like, visible, **inputs)
-        if is_mask:
-            visible = visible & found
-        else:
-            scores = found + jnp.zeros_like(scores)
-    return scores, visible
+def shown(functions: Functions, named: Mapping[str, Any], visible: Any, **inputs: Any) -> Any:
+    """The visible pairs that mask_mod lets through."""
+    if functions.mask_mod is None:
+        return visible
+    return visible & _evaluated(functions.mask_mod, named, True, visible, inputs)
+
+
+def changed(functions: Functions, named: Mapping[str, Any], visible: Any, **inputs: Any) -> Any:
+    """The scores after score_mod."""
+    if functions.score_mod is None:
+        return inputs["score"]
+    found = _evaluated(functions.score_mod, named, False, visible, inputs)
+    return found + jnp.zeros_like(inputs["score"])
+
+
+def _evaluated(
+    function: Any, named: Mapping[str, Any], is_mask: bool, visible: Any, inputs: dict[str, Any]
+) -> Any:
+    args = _arguments(named, "mask_args" if is_mask else "score_args")
+    like = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in args]
+    return composed(_LIBRARY, is_mask, function, args, like, visible, **inputs)
 
 
 # ------------------------------------------------------------------------------- calls

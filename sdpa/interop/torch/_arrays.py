@@ -8,6 +8,11 @@ import numpy as np
 import torch
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Those that NumPy has too. What is no float is judged as an array.
+_TYPES = frozenset(
+    {*_FLOATS, torch.bool, torch.complex64, torch.complex128}
+    | {getattr(torch, f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+)
 
 
 def check_tensor(name: str, x: Any) -> torch.Tensor:
@@ -19,7 +24,7 @@ def check_tensor(name: str, x: Any) -> torch.Tensor:
     if x.is_nested or x.layout is not torch.strided:
         kind = "a nested one" if x.is_nested else x.layout
         raise TypeError(f"{name}: expected a dense tensor, got {kind}")
-    if x.is_floating_point() and x.dtype not in _FLOATS:
+    if x.dtype not in _TYPES:
         names = "float16, bfloat16, float32 or float64"
         raise TypeError(f"{name}: expected {names}, got {str(x.dtype).removeprefix('torch.')}")
     return x

@@ -79,11 +79,12 @@ def _integers(name: str, x: Any) -> torch.Tensor | None:
 
 def _seed(rng: Any, dropout_p: float) -> torch.Tensor | None:
     """The seed of dropout as a tensor, so that a new seed does not cause a recompilation."""
+    is_drawn = rng is None or isinstance(rng, torch.Generator)
+    seed = 0 if is_drawn else _arguments.seed(rng, ", a torch.Generator or None")
     if not dropout_p:
         return None
-    if rng is None or isinstance(rng, torch.Generator):
+    if is_drawn:
         return torch.randint(_INT64.min, _INT64.max, (), generator=rng, device="cpu")
-    seed = _arguments.seed(rng, ", a torch.Generator or None")
     return torch.tensor(seed - 2**64 if seed > _INT64.max else seed, device="cpu")
 
 
@@ -132,6 +133,27 @@ _CONVERT = {name: _converter(option) for name, option in _table.OPTIONS.items() 
 _OPTIONAL = {name for name, option in _table.OPTIONS.items() if option.default is None}
 
 
+def _without_causal_bias(given: dict[str, Any], query: torch.Tensor, key: torch.Tensor) -> None:
+    """Put its alignment in the place of a CausalBias, which is a tensor only by name."""
+    bias: Any = given.get("attn_mask")
+    variant = getattr(bias, "variant", None)
+    if variant is None:
+        return
+    alignment = variant.name.lower()
+    if given.get("is_causal"):
+        raise ValueError(
+            f"is_causal: expected False beside a CausalBias, got {given['is_causal']!r}; leave one "
+            "of them out"
+        )
+    made, own = (bias.seq_len_q, bias.seq_len_kv), (*query.shape[-2:-1], *key.shape[-2:-1])
+    if alignment == "lower_right" and made != own:
+        raise ValueError(
+            f"attn_mask: expected a CausalBias for (Lq, Lk) = {own}, got one made for {made}; "
+            "make it for these lengths, or write is_causal='lower_right'"
+        )
+    given |= {"attn_mask": None, "is_causal": alignment}
+
+
 def _named_arguments(
     query: Any, key: Any, value: Any, args: Sequence[Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -140,6 +162,7 @@ def _named_arguments(
     query, key, value = under_autocast(
         check_tensor("query", query), check_tensor("key", key), check_tensor("value", value)
     )
+    _without_causal_bias(given, query, key)
     rng = given.pop("rng", None)
     found = {**ABSENT, "query": query, "key": key, "value": value}
     for name, x in given.items():
@@ -173,8 +196,9 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> t
         On the CPU, of float16, bfloat16, float32 or float64, of any strides; shapes as in
         `sdpa.attention`.
     *args, **options
-        The options of `sdpa.attention` except out. Those that are arrays there are tensors here.
-        rng may be a torch.Generator; None draws the seed from PyTorch's global one.
+        The options of `sdpa.attention` except out. Those that are arrays there are tensors here;
+        attn_mask may be a `torch.nn.attention.bias.CausalBias`, instead of is_causal. rng may be a
+        torch.Generator; None draws the seed from PyTorch's global one.
 
     Returns
     -------
@@ -246,8 +270,8 @@ def scaled_dot_product_attention(
     Parameters
     ----------
     query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        As in PyTorch, including `torch.nn.attention.bias.CausalBias` as attn_mask. Unlike there, a
-        mask and is_causal may be given together, and a row without keys is 0.
+        As in PyTorch. Unlike there, a mask and is_causal may be given together, and a row without
+        keys is 0.
     **options
         The other options of `attention`.
 
@@ -271,13 +295,10 @@ def scaled_dot_product_attention(
     >>> torch.allclose(scaled_dot_product_attention(q, k, v, is_causal=True), theirs, atol=1e-6)
     True
     """
-    causal: bool | str = is_causal
-    variant = getattr(attn_mask, "variant", None)
-    if variant is not None:  # a CausalBias, which is a tensor only by name
-        attn_mask, causal = None, variant.name.lower()
     options |= {"scale": scale, "enable_gqa": enable_gqa}
     # quiet, since PyTorch's signature keeps its meaning
-    return _out(_laid_out(query, key, value, attn_mask, dropout_p, causal, quiet=True, **options))
+    args = attn_mask, dropout_p, is_causal
+    return _out(_laid_out(query, key, value, *args, quiet=True, **options))
 
 
 def attention_weights(

@@ -245,6 +245,18 @@ def lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence
     return torch.cat((*parts, padding), -1)
 
 
+def _products_where(seen: Any, q: Any, k: Any) -> Any:
+    """The products of rows, NaN where one is not finite and the pair is seen.
+
+    Elsewhere numbers stand for what is not finite, which gradients would multiply with 0.
+    """
+    clean_q, clean_k = (torch.where(x.isfinite(), x, 0) for x in (q, k))
+    odd_q, odd_k = (~x.isfinite().all(-1) for x in (q, k))
+    with torch.autocast("cpu", enabled=False):
+        found = clean_q @ clean_k.mT
+    return torch.where(seen & (odd_q[..., :, None] | odd_k[..., None, :]), torch.nan, found)
+
+
 def _own_lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence[Any]) -> Any:
     """`lse_tangent` of arrays that are not packed, or that hold one sequence."""
     own, t = named(args), dict(zip(DIFFERENTIABLE, tangents, strict=True))
@@ -253,13 +265,15 @@ def _own_lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Seq
     query = heads_first(query.expand(*lse.shape, query.shape[-1]), args)
     own["query"] = query
     scale = scale_of(own, _arguments.default_scale(query.shape[-1]))
+    without_dropout = (own | {"dropout_p": 0.0}).values()
+    weights = use.weights("weights", *without_dropout).to(lse.dtype)
+    seen = weights != 0
 
     def products(q: Any, k: Any) -> Any:
         q, k = heads_first(q, args), heads_first(k, args)
         if own["enable_gqa"]:
             k = repeated_heads(k, q)
-        with torch.autocast("cpu", enabled=False):
-            return q.to(lse.dtype) @ k.mT.to(lse.dtype)
+        return _products_where(seen, q.to(lse.dtype), k.to(lse.dtype))
 
     moved: Any = lse.new_zeros(())
     if t["query"] is not None:
@@ -273,10 +287,8 @@ def _own_lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Seq
         moved = moved * _arrays.softcapped(scores, own["softcap"], torch.tanh)[1]
     if t["attn_mask"] is not None:
         moved = moved + t["attn_mask"]
-    without_dropout = (own | {"dropout_p": 0.0}).values()
-    weights = use.weights("weights", *without_dropout).to(lse.dtype)
-    # A masked pair has weight 0, even if its key holds NaN.
-    lse_t = torch.where(weights > 0, weights * moved, 0).sum(-1)
+    # A hidden pair may hold NaN, also of tangents, which a product with its weight 0 would keep.
+    lse_t = (weights * torch.where(seen, moved, 0)).sum(-1)
     if t["sinks"] is not None:
         lse_t = lse_t + torch.exp(own["sinks"][..., None] - lse) * t["sinks"][..., None]
     # A mask or sink may have a wider type.

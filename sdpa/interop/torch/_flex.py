@@ -105,6 +105,8 @@ def _flex_attention(
     return_lse: Any,
     return_aux: Any,
 ) -> Any:
+    if not hasattr(return_aux, "max_scores") and return_aux is not None:
+        raise TypeError(f"return_aux: expected an AuxRequest or None, got {return_aux!r}")
     if return_lse and return_aux is not None:
         raise ValueError("return_lse: expected False beside return_aux, got True; leave it out")
     query, key, value = under_autocast(
@@ -121,10 +123,8 @@ def _flex_attention(
     lse = lse.to(torch.promote_types(query.dtype, torch.float32))
     if return_aux is None:
         return (out, lse) if return_lse else out
-    from torch.nn.attention.flex_attention import AuxOutput
-
     largest = _largest_scores(call, tensors, lse) if return_aux.max_scores else None
-    return out, AuxOutput(lse=lse if wants_lse else None, max_scores=largest)
+    return out, _theirs("AuxOutput")(lse=lse if wants_lse else None, max_scores=largest)
 
 
 def _largest_scores(call: Call, tensors: Any, lse: torch.Tensor) -> torch.Tensor:
@@ -137,7 +137,7 @@ def _mask_mod(block_mask: Any, query: torch.Tensor, key: torch.Tensor) -> Any:
     function = getattr(block_mask, "mask_mod", None)
     if function is None:
         return block_mask
-    if function.__name__ == "_sliced_mask_mod_error":
+    if getattr(function, "__name__", None) == "_sliced_mask_mod_error":
         raise ValueError(
             "block_mask: expected one with its function, got a slice of a BlockMask, which has "
             "none; set its mask_mod, or pass a function"
@@ -148,7 +148,12 @@ def _mask_mod(block_mask: Any, query: torch.Tensor, key: torch.Tensor) -> Any:
             f"block_mask: expected one for (Lq, Lk) = {given}, got one made for {made}; make it "
             "with create_block_mask for these lengths, or pass its function"
         )
-    return _of_blocks(block_mask) if function.__name__ == "noop_mask" else function
+    return _of_blocks(block_mask) if function is _theirs("noop_mask") else function
+
+
+def _theirs(name: str) -> Any:
+    """An attribute of PyTorch's module of flex_attention, which is imported where it is needed."""
+    return getattr(importlib.import_module("torch.nn.attention.flex_attention"), name)
 
 
 def _of_blocks(block_mask: Any) -> Any:
@@ -171,8 +176,7 @@ class Flex:
     """PyTorch's own, while it is installed."""
 
     def __init__(self) -> None:
-        module = importlib.import_module("torch.nn.attention.flex_attention")
-        self._function: Any = module.flex_attention
+        self._function: Any = _theirs("flex_attention")
         function, self._own = self._function, {}
         for name in ("__code__", "__defaults__", "__kwdefaults__"):
             self._own[name] = getattr(function, name)

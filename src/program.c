@@ -229,6 +229,8 @@ static interval step(const sdpa_program *p, const sdpa_instruction *i, const int
         return difference_of(i, r);
     case SDPA_OP_difference_r:
         return as_real(difference_of(i, r));
+    case SDPA_OP_less_key:
+        return i->c ? is_less(r[i->b], r[i->a]) : is_less(r[i->a], r[i->b]);
     case SDPA_OP_less_equal_key:
         return i->c ? is_at_most(r[i->b], r[i->a]) : is_at_most(r[i->a], r[i->b]);
     case SDPA_OP_equal_key:

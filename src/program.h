@@ -24,7 +24,7 @@
     X(select_r) X(select_i) X(real_of_i) X(real_of_b) X(integer_of_b) X(integer_of_r)                                  \
     X(index) X(gather_r) X(gather_i) X(gather_b) X(gather_tangent) X(scatter) X(output)                                \
     X(spread_r) X(spread_i) X(spread_b) X(add_product) X(subtract_product)                                             \
-    X(difference_i) X(difference_r) X(less_equal_key) X(equal_key) X(within)
+    X(difference_i) X(difference_r) X(less_key) X(less_equal_key) X(equal_key) X(within)
 /* clang-format on */
 
 enum sdpa_operation {

@@ -108,6 +108,10 @@ OPERATIONS = {
     "truth": (lambda b, h, q, k: ((q > k).astype(int) * 3 + (h > 0) > 2) ^ (k >= 0), ()),
     "truth and truth": (lambda b, h, q, k, e: e[q] ^ (k > 99) ^ (q > 199), (EVEN,)),
     "not equal": (lambda b, h, q, k, n: (q != k + 3) & (n[q] != n[k]) & (n[q] <= n[k]), (HUGE,)),
+    "equal to a float": (
+        lambda b, h, q, k, n: np.where(h % 2, n[k] == 2.0**24, n[q] != 2.0**24 + 1),
+        (2**24 + np.arange(300) % 3,),
+    ),
     "less than the ends": (
         lambda b, h, q, k, n: np.where(h % 2, q < n[k], n[k] < q) ^ (n[q] < n[k]),
         (ENDS,),

@@ -1,4 +1,4 @@
-"""Functions of scores whose results leave the range of their type."""
+"""Functions of scores whose results leave the range of their type, or are its lowest number."""
 
 import numpy as np
 import pytest
@@ -50,3 +50,26 @@ def test_an_overflow_to_minus_infinity_masks(rng, name, n_q):
         for a, b in zip(ours, expected, strict=True):
             bound = (1e-4 if dtype is F32 else 1e-12) * (1 + abs(b).max())
             np.testing.assert_allclose(a, b, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("n_q", [1, 4, 70])
+@pytest.mark.parametrize("share", [0.6, 0.8, 1])
+def test_the_lowest_number_does_not_mask(rng, n_q, share):
+    """A query with nothing else sees all keys alike, as where the number is in attn_mask."""
+    for dtype in (F32, F64):
+        query, key, value, grad_out = (normal(rng, (2, n, 8), dtype) for n in (n_q, N_K, N_K, n_q))
+        lowest = share * float(np.finfo(dtype).min)
+        q, k = np.ogrid[:n_q, :N_K]
+        mask = np.where((k > q) | (q % 3 == 0), lowest, 0).astype(dtype)
+        options = {
+            "score_mod": lambda s, b, h, q, k, low=lowest: np.where((k > q) | (q % 3 == 0), low, s)
+        }
+        ours = sdpa.attention_forward(query, key, value, **options)
+        expected = sdpa.attention_forward(query, key, value, mask)
+        bound = {"rtol": 1e-6, "atol": 1e-5 if dtype is F32 else 1e-13}
+        np.testing.assert_allclose(ours.out, expected.out, **bound)
+        np.testing.assert_allclose(ours.lse, expected.lse, **bound)
+        gradients = sdpa.attention_backward(grad_out, query, key, value, *ours, **options)
+        others = sdpa.attention_backward(grad_out, query, key, value, *expected, mask)
+        np.testing.assert_allclose(gradients.value, others.value, **bound)
+        assert not gradients.query[:, ::3].any()

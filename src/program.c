@@ -260,12 +260,14 @@ static int length_of(const sdpa_code *c) {
 sdpa_seen sdpa_program_seen(const sdpa_program *mask, const sdpa_box *box) {
     const sdpa_code *code = &mask->code[SDPA_CODE_VALUE];
     interval r[SDPA_MOST_REGISTERS];
+    bool inside = true;
     for (int i = 0; i < length_of(code); i++) {
         const sdpa_instruction *x = &code->first[i];
         if (x->op == SDPA_OP_output) {
-            return is_true(r[x->a]) ? SDPA_ALL_SEEN : is_false(r[x->a]) ? SDPA_NONE_SEEN : SDPA_SOME_SEEN;
+            return is_false(r[x->a]) ? SDPA_NONE_SEEN : is_true(r[x->a]) && inside ? SDPA_ALL_SEEN : SDPA_SOME_SEEN;
         }
         r[x->dst] = step(mask, x, r, box);
+        inside &= x->op != SDPA_OP_index || is_known(r[x->dst]);
     }
     return SDPA_SOME_SEEN;
 }

@@ -108,7 +108,8 @@ typedef struct sdpa_box {
     int64_t batch[2], head[2], query[2], key[2];
 } sdpa_box;
 
-/* Whether a mask lets no pair of the box through, some, or all; `some` if it is not known. Never wrong. */
+/* Whether a mask lets no pair of the box through, whatever lies at an index out of range, some, or all, whose indices are
+ * in range; `some` if it is not known. Never wrong. */
 typedef enum sdpa_seen { SDPA_NONE_SEEN, SDPA_SOME_SEEN, SDPA_ALL_SEEN } sdpa_seen;
 sdpa_seen sdpa_program_seen(const sdpa_program *mask, const sdpa_box *box);
 

@@ -229,6 +229,8 @@ static interval step(const sdpa_program *p, const sdpa_instruction *i, const int
         return difference_of(i, r);
     case SDPA_OP_difference_r:
         return as_real(difference_of(i, r));
+    case SDPA_OP_less_key:
+        return i->c ? is_less(r[i->b], r[i->a]) : is_less(r[i->a], r[i->b]);
     case SDPA_OP_less_equal_key:
         return i->c ? is_at_most(r[i->b], r[i->a]) : is_at_most(r[i->a], r[i->b]);
     case SDPA_OP_equal_key:
@@ -258,12 +260,14 @@ static int length_of(const sdpa_code *c) {
 sdpa_seen sdpa_program_seen(const sdpa_program *mask, const sdpa_box *box) {
     const sdpa_code *code = &mask->code[SDPA_CODE_VALUE];
     interval r[SDPA_MOST_REGISTERS];
+    bool inside = true;
     for (int i = 0; i < length_of(code); i++) {
         const sdpa_instruction *x = &code->first[i];
         if (x->op == SDPA_OP_output) {
-            return is_true(r[x->a]) ? SDPA_ALL_SEEN : is_false(r[x->a]) ? SDPA_NONE_SEEN : SDPA_SOME_SEEN;
+            return is_false(r[x->a]) ? SDPA_NONE_SEEN : is_true(r[x->a]) && inside ? SDPA_ALL_SEEN : SDPA_SOME_SEEN;
         }
         r[x->dst] = step(mask, x, r, box);
+        inside &= x->op != SDPA_OP_index || is_known(r[x->dst]);
     }
     return SDPA_SOME_SEEN;
 }
@@ -298,6 +302,111 @@ bool sdpa_program_is_narrow(const sdpa_program *p, const sdpa_box *box) {
         }
     }
     return true;
+}
+
+/* ------------------------------------------------------------------------------------ real numbers */
+
+#define LARGEST_SCORE 1e12
+
+/* Bounds as the arithmetic holds them: too large numbers are infinite, too small ones 0. */
+static interval rounded(interval x, double largest) {
+    if (isnan(x.least) || isnan(x.most)) return anything;
+    const double least = x.least > 0 && x.least < 1 / largest ? 0 : x.least,
+                 most = x.most < 0 && x.most > -1 / largest ? 0 : x.most;
+    return (interval){least < -largest ? -INFINITY : least, most > largest ? INFINITY : most};
+}
+
+/* Where infinity meets 0 or infinity, a corner is NaN. */
+static interval around(double w, double x, double y, double z) {
+    if (isnan(w) || isnan(x) || isnan(y) || isnan(z)) return anything;
+    return (interval){fmin(fmin(w, x), fmin(y, z)), fmax(fmax(w, x), fmax(y, z))};
+}
+
+static interval real_absolute(interval a) {
+    const double low = fabs(a.least), high = fabs(a.most);
+    return (interval){a.least <= 0 && a.most >= 0 ? 0 : fmin(low, high), fmax(low, high)};
+}
+
+/* The product of two registers. */
+static interval real_product(const interval *r, int i, int j) {
+    const interval a = i == j ? real_absolute(r[i]) : r[i], b = i == j ? a : r[j];
+    return around(a.least * b.least, a.least * b.most, a.most * b.least, a.most * b.most);
+}
+
+static interval real_quotient(interval a, interval b) {
+    if (b.least <= 0 && b.most >= 0) return anything;
+    return around(a.least / b.least, a.least / b.most, a.most / b.least, a.most / b.most);
+}
+
+static interval real_sum(interval a, interval b) { return (interval){a.least + b.least, a.most + b.most}; }
+static interval opposite(interval a) { return (interval){-a.most, -a.least}; }
+static interval of_integer(interval a) { return (interval){fmax(a.least, -0x1p63), fmin(a.most, 0x1p63)}; }
+
+/* What a step to a real number gives; other steps are those of integers. */
+static interval real_step(const sdpa_program *p, const sdpa_instruction *i, const interval *r, const sdpa_box *box) {
+    switch (i->op) {
+    case SDPA_OP_score:
+        return (interval){-LARGEST_SCORE, LARGEST_SCORE};
+    case SDPA_OP_constant_r:
+        return (interval){p->reals[i->a], p->reals[i->a]};
+    case SDPA_OP_gather_r:
+        return (interval){p->arrays[i->a].low, p->arrays[i->a].high};
+    case SDPA_OP_real_of_i:
+        return of_integer(r[i->a]);
+    case SDPA_OP_difference_r:
+        return of_integer(difference_of(i, r));
+    case SDPA_OP_real_of_b:
+        return r[i->a];
+    case SDPA_OP_negative_r:
+        return opposite(r[i->a]);
+    case SDPA_OP_absolute_r:
+        return real_absolute(r[i->a]);
+    case SDPA_OP_sqrt:
+        return (interval){sqrt(fmax(r[i->a].least, 0)), sqrt(fmax(r[i->a].most, 0))};
+    case SDPA_OP_exp:
+        return (interval){exp(r[i->a].least), exp(r[i->a].most)};
+    case SDPA_OP_log:
+        return (interval){log(fmax(r[i->a].least, 0)), log(fmax(r[i->a].most, 0))};
+    case SDPA_OP_tanh:
+        return (interval){tanh(r[i->a].least), tanh(r[i->a].most)};
+    case SDPA_OP_add_r:
+        return real_sum(r[i->a], r[i->b]);
+    case SDPA_OP_subtract_r:
+        return real_sum(r[i->a], opposite(r[i->b]));
+    case SDPA_OP_multiply_r:
+        return real_product(r, i->a, i->b);
+    case SDPA_OP_divide:
+        return real_quotient(r[i->a], r[i->b]);
+    case SDPA_OP_minimum_r:
+        return (interval){fmin(r[i->a].least, r[i->b].least), fmin(r[i->a].most, r[i->b].most)};
+    case SDPA_OP_maximum_r:
+        return (interval){fmax(r[i->a].least, r[i->b].least), fmax(r[i->a].most, r[i->b].most)};
+    case SDPA_OP_select_r:
+        return around(r[i->b].least, r[i->b].most, r[i->c].least, r[i->c].most);
+    case SDPA_OP_add_product:
+        return real_sum(r[i->a], real_product(r, i->b, i->c));
+    case SDPA_OP_subtract_product:
+        return real_sum(r[i->a], opposite(real_product(r, i->b, i->c)));
+    case SDPA_OP_less_r:
+    case SDPA_OP_less_equal_r:
+    case SDPA_OP_equal_r:
+    case SDPA_OP_not_equal_r:
+        return either; /* bounds know nothing of roundings */
+    default:
+        return step(p, i, r, box);
+    }
+}
+
+bool sdpa_program_may_mask(const sdpa_program *p, double largest) {
+    const sdpa_box all = {{0, INT32_MAX}, {0, INT32_MAX}, {INT32_MIN, INT32_MAX}, {0, INT32_MAX}};
+    const sdpa_code *code = &p->code[SDPA_CODE_VALUE];
+    interval r[SDPA_MOST_REGISTERS];
+    for (int i = 0; i < length_of(code); i++) {
+        const sdpa_instruction *x = &code->first[i];
+        if (x->op == SDPA_OP_output) return r[x->a].least == -INFINITY;
+        r[x->dst] = rounded(real_step(p, x, r, &all), largest);
+    }
+    return false;
 }
 
 int sdpa_program_registers(const sdpa_program *p) {

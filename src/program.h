@@ -24,7 +24,7 @@
     X(select_r) X(select_i) X(real_of_i) X(real_of_b) X(integer_of_b) X(integer_of_r)                                  \
     X(index) X(gather_r) X(gather_i) X(gather_b) X(gather_tangent) X(scatter) X(output)                                \
     X(spread_r) X(spread_i) X(spread_b) X(add_product) X(subtract_product)                                             \
-    X(difference_i) X(difference_r) X(less_equal_key) X(equal_key) X(within)
+    X(difference_i) X(difference_r) X(less_key) X(less_equal_key) X(equal_key) X(within)
 /* clang-format on */
 
 enum sdpa_operation {
@@ -76,6 +76,7 @@ typedef struct sdpa_argument {
     const void *data;
     const void *tangent;  /* like data; NULL: zeros */
     double *gradient;     /* NULL: not wanted */
+    double low, high;     /* the least and the largest of a floating array, without NaN */
     bool own;             /* every element of the gradient belongs to one unit, which adds to it */
     const int64_t *least; /* of every SDPA_SUMMARY elements of an integer or boolean array, */
     const int64_t *most;
@@ -97,7 +98,7 @@ typedef struct sdpa_program {
     int n_arrays;
     bool has_gradients;
     int64_t n_shared; /* elements of gradients to which several units may add */
-    bool masks;       /* a score may become -inf on purpose */
+    bool masks;       /* a score may become -inf */
     bool wide;        /* some integer may leave int32 */
     sdpa_fault *fault;
 } sdpa_program;
@@ -107,12 +108,17 @@ typedef struct sdpa_box {
     int64_t batch[2], head[2], query[2], key[2];
 } sdpa_box;
 
-/* Whether a mask lets no pair of the box through, some, or all; `some` if it is not known. Never wrong. */
+/* Whether a mask lets no pair of the box through, whatever lies at an index out of range, some, or all, whose indices are
+ * in range; `some` if it is not known. Never wrong. */
 typedef enum sdpa_seen { SDPA_NONE_SEEN, SDPA_SOME_SEEN, SDPA_ALL_SEEN } sdpa_seen;
 sdpa_seen sdpa_program_seen(const sdpa_program *mask, const sdpa_box *box);
 
 /* Whether every integer of all codes stays within int32 in the box. */
 bool sdpa_program_is_narrow(const sdpa_program *p, const sdpa_box *box);
+
+/* Whether a function of scores may make one of them -inf, in arithmetic up to `largest`, whatever the positions: one
+ * sequence is then computed like several. Scores beyond 1e12 are not thought of. */
+bool sdpa_program_may_mask(const sdpa_program *p, double largest);
 
 /* Registers that any code needs. */
 int sdpa_program_registers(const sdpa_program *p);

@@ -71,16 +71,7 @@ def _with_keys(graph: Graph, node: Node, is_once: Callable[[Node], bool]) -> Nod
         (inner,) = size.args
         if inner.op == "difference_i" and is_once(size) and is_once(inner):
             return graph.make("within", *inner.args, most, kind="b")
-    if op == "less_i":  # x <= y - 1 or x + 1 <= y: what belongs to a key is computed once a key
-        (x, y), one = node.args, graph.constant("i", 1)
-        if y.section == KEY != x.section:
-            end = graph.apply("subtract_i", y, one)
-            return graph.make("less_equal_key", x, end, payload=0, kind="b")
-        if x.section == KEY != y.section:
-            return graph.make(
-                "less_equal_key", y, graph.apply("add_i", x, one), payload=1, kind="b"
-            )
-    if op in ("subtract_i", "less_equal_i", "equal_i"):
+    if op in ("subtract_i", "less_i", "less_equal_i", "equal_i"):
         x, y = node.args
         own = {"subtract_i": "difference_i"}.get(op, f"{op[:-2]}_key")
         kind = "i" if op == "subtract_i" else "b"

@@ -21,7 +21,7 @@ INPUTS = {"batch": "b", "head": "h", "query": "q", "key": "k"} | {
 GATHERS = {"r": "gather_r", "i": "gather_i", "b": "gather_b"}
 
 # What reads its second operand, one of keys, as it is. Its payload: whether that comes first.
-OF_KEYS = ("difference_i", "difference_r", "less_equal_key", "equal_key", "within")
+OF_KEYS = ("difference_i", "difference_r", "less_key", "less_equal_key", "equal_key", "within")
 
 # The sections of a code: what depends on batch and head only, also on the query, on the key, on the
 # pair. That of a result is the union of those of its operands.

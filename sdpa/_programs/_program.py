@@ -14,7 +14,7 @@ from sdpa._programs._graph import Node, Source
 from sdpa._programs._text import WORDS, program_text
 from sdpa._programs._trace import Signature, Trace, argument_of, traced
 from sdpa._programs._values import kind_of
-from sdpa._programs._variants import Codes, codes_of, may_mask, remembered
+from sdpa._programs._variants import Codes, codes_of, remembered
 
 __all__ = ["Program", "mask_program", "score_program"]
 
@@ -30,7 +30,6 @@ class Prepared(NamedTuple):
     arrays: tuple[Any, ...]
     kinds: str
     n_args: int
-    masks: bool
     names: tuple[str, ...]
     name: str
     pair: Any
@@ -53,7 +52,6 @@ class Entry:
         self.sources: list[Source] = trace.sources
         self.kinds = "".join(_LETTERS[source.kind] for source in trace.sources)
         self.names = tuple([source.name for source in trace.sources])
-        self.masks = not trace.is_mask and may_mask(trace.root)
         self.n_given, self.n_args, self.pair = n_given, trace.n_args, trace.pair
         captured = trace.sources[n_given:]
         known = {id(array): place for place, array in enumerate(scan.arrays)}
@@ -79,7 +77,6 @@ class Entry:
             (*arrays, *captured),
             self.kinds,
             self.n_args,
-            self.masks,
             self.names,
             self.graph.function,
             self.pair,

@@ -405,6 +405,9 @@ def _where(graph: Graph, condition: Any, *branches: Any) -> Node:
 
 
 def _select(graph: Graph, conditions: Any, choices: Any, default: Any = 0) -> Node:
+    if len(conditions) != len(choices):
+        raise graph.refused("np.select with a choice for each condition",
+                            f"{len(conditions)} conditions and {len(choices)} choices")  # fmt: skip
     found = as_node(graph, default)
     for condition, choice in [*zip(conditions, choices, strict=True)][::-1]:
         found = FUNCTIONS["where"](graph, as_node(graph, condition), as_node(graph, choice), found)
@@ -412,9 +415,12 @@ def _select(graph: Graph, conditions: Any, choices: Any, default: Any = 0) -> No
 
 
 def _astype(graph: Graph, x: Any, dtype: Any, *_: Any, **__: Any) -> Node:
-    """The value in the kind of a dtype; `tensor.to(device)` changes nothing."""
+    """The value in the kind of a dtype."""
     node, kind = as_node(graph, x), kind_of(dtype)
-    return converted(graph, node, kind) if kind else node
+    if kind is None:
+        raise graph.refused("a type of floats, integers or booleans",
+                            f"({graph.text(node)}).astype({dtype!r})")  # fmt: skip
+    return converted(graph, node, kind)
 
 
 def _like(value: int) -> Callable[..., Node]:

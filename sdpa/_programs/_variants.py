@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sdpa._programs._codes import Constants, Effect, code
 from sdpa._programs._derivatives import derivative, product, total
 from sdpa._programs._graph import Graph, Node, Source, reached
@@ -134,17 +132,3 @@ class Derivatives:
             first += [(leaf, once)] if once else []
             both += [(leaf, twice)] if twice else []
         return first, both
-
-
-def may_mask(root: Node) -> bool:
-    """Whether a score may become -inf because the function means it so."""
-    for node in reached([root]):
-        if node.op == "constant_r" and not np.isfinite(node.payload):
-            return True
-        if node.op in ("log", "log1p"):
-            return True
-        if node.op == "power" and node.payload < 0:
-            return True
-        if node.op == "divide" and not (node.args[1].is_constant and node.args[1].payload):
-            return True
-    return False

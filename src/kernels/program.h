@@ -37,8 +37,9 @@ typedef struct program_run {
     int64_t row, rows;           /* of the tile, in the window */
     int nv;
     real *bad, *bad_queries, *bad_keys, *bad_pairs; /* where an index was out of range; bad: of the present section */
-    bool any_bad;                                   /* in bad_queries or bad_keys, so far */
-    program_input in[4];                            /* score, tangent, upstream, second */
+    bool is_mask;
+    bool any_bad;        /* in bad_queries or bad_keys, so far */
+    program_input in[4]; /* score, tangent, upstream, second */
     program_output out[SDPA_N_OUTPUTS];
 } program_run;
 
@@ -159,6 +160,7 @@ NOINLINE void begin_program(program_run *r, const sdpa_program *p, enum sdpa_var
     *r = (program_run){.program = p,
                        .code = &p->code[variant],
                        .variant = variant,
+                       .is_mask = p == u->problem->mask_mod,
                        .registers = (char *)scratch,
                        .slot = slot,
                        .sums = u->sums,
@@ -194,7 +196,8 @@ NOINLINE void begin_window(program_run *r, int64_t j) {
     r->any_bad |= r->code->checks && any_bits(r->bad_keys, round_up(n, VL));
 }
 
-/* Looks for an index out of range at a pair whose bias is not -inf; s (rows, s_row), or NULL: all are visible. */
+/* Looks for an index out of range at a pair whose bias is not -inf; s (rows, s_row), or NULL: all are visible. Pairs that
+ * a mask hides whatever it reads there are passed over, alone as in a tile (seen_by_program). */
 COLD NOINLINE void find_fault(const program_run *r, const real *s, int64_t s_row) {
     for (int64_t i = 0; i < r->rows; i++) {
         for (int64_t l = 0; l < r->n_i; l++) {
@@ -203,6 +206,9 @@ COLD NOINLINE void find_fault(const program_run *r, const real *s, int64_t s_row
             const bool wrong = pairs[x] | queries[l] | ((const real_bits *)r->bad_keys)[r->row + i];
             if (!wrong || (s && s[i * s_row + l] == -(real)INFINITY)) continue;
             const int64_t place[] = {r->batch, r->head, r->first_query + l, r->window + r->row + i};
+            const sdpa_box pair = {
+                {place[0], place[0]}, {place[1], place[1]}, {place[2], place[2]}, {place[3], place[3]}};
+            if (r->is_mask && sdpa_program_seen(r->program, &pair) == SDPA_NONE_SEEN) continue;
             sdpa_program_fail(r->program, r->variant, place);
             return;
         }

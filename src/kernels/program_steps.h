@@ -208,6 +208,7 @@ INLINE void NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
         break;
         OF_KEYS(difference_i, PUT_INT(WORD(at.a) - key), PUT_INT(key - WORD(at.a)))
         OF_KEYS(difference_r, PUT_REAL(SIGNED(WORD(at.a) - key)), PUT_REAL(SIGNED(key - WORD(at.a))))
+        OF_KEYS(less_key, PUT_TRUTH(INT(at.a) < SIGNED(key)), PUT_TRUTH(SIGNED(key) < INT(at.a)))
         OF_KEYS(less_equal_key, PUT_TRUTH(INT(at.a) <= SIGNED(key)), PUT_TRUTH(SIGNED(key) <= INT(at.a)))
         OF_KEYS(equal_key, PUT_TRUTH(INT(at.a) == SIGNED(key)), PUT_TRUTH(INT(at.a) == SIGNED(key)))
     case SDPA_OP_within:

@@ -378,7 +378,8 @@ INLINE void begin_tile(const scores *t, const vec (*acc)[MAX_WIDTH], vec (*h)[MA
     }
 }
 
-/* After the program: -inf in acc becomes a masked pair of s, and slopes get the cap's factor, or 1 at masked pairs. */
+/* After the program: -inf in acc becomes a masked pair of s, a finite number that the factor would make -inf the least
+ * one (see store_mask), and slopes get the cap's factor, or 1 at masked pairs. */
 INLINE void end_tile(const scores *t, vec (*acc)[MAX_WIDTH], vec (*h)[MAX_WIDTH], int nv, int64_t j0, int64_t rows,
                      bool biased) {
     const score_program *g = t->program;
@@ -389,8 +390,10 @@ INLINE void end_tile(const scores *t, vec (*acc)[MAX_WIDTH], vec (*h)[MAX_WIDTH]
             ivec hidden = biased ? vload(t->s + at) == -(real)INFINITY : (ivec){0};
             if (masks) {
                 hidden |= acc[i][v] == -(real)INFINITY;
-                vstore(t->s + at, vselect(hidden, vset1(-INFINITY), vload(t->s + at)));
-                acc[i][v] = vselect(hidden, (vec){0}, acc[i][v]);
+                const ivec beyond = vset1(t->c) * acc[i][v] == -(real)INFINITY;
+                const vec least = vselect(hidden, vset1(-INFINITY), vset1(-REAL_MAX));
+                vstore(t->s + at, vselect(hidden | beyond, least, vload(t->s + at)));
+                acc[i][v] = vselect(hidden | beyond, (vec){0}, acc[i][v]);
             }
             if (!t->ds) continue;
             vec slope = vload(t->ds + at);

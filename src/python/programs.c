@@ -29,7 +29,7 @@ struct sdpa_functions {
 };
 
 /* Fields of sdpa._programs.Prepared. */
-enum { CODES, REALS, INTEGERS, ARRAYS, KINDS, N_ARGS, MASKS, NAMES, NAME, PAIR, N_FIELDS };
+enum { CODES, REALS, INTEGERS, ARRAYS, KINDS, N_ARGS, NAMES, NAME, PAIR, N_FIELDS };
 
 static PyObject *field(const function *f, int i) { return PyTuple_GetItem(f->prepared, i); }
 
@@ -167,6 +167,17 @@ static int check_wrapped(const function *f, int x) {
     return 0;
 }
 
+/* The bounds of a floating array. */
+static void bound(sdpa_argument *a, sdpa_dtype compute) {
+    a->low = INFINITY;
+    a->high = -INFINITY;
+    for (int64_t i = 0; i < a->size; i++) {
+        const double x = compute == SDPA_F64 ? ((const double *)a->data)[i] : ((const float *)a->data)[i];
+        if (x < a->low) a->low = x;
+        if (x > a->high) a->high = x;
+    }
+}
+
 static int describe_arrays(function *f, sdpa_dtype compute) {
     int64_t n_summaries = 0;
     for (int x = 0; x < f->n; x++) {
@@ -187,6 +198,7 @@ static int describe_arrays(function *f, sdpa_dtype compute) {
             a->axis[i] = PyArray_DIM(f->arrays[x], i);
             a->stride[i] = i == a->n_axes - 1 ? 1 : a->stride[i + 1] * a->axis[i + 1];
         }
+        if (a->kind == 'f') bound(a, compute);
         if (a->kind != 'f') n_summaries += (a->size + SDPA_SUMMARY - 1) / SDPA_SUMMARY;
     }
     f->summaries = n_summaries ? PyMem_Malloc((size_t)n_summaries * 2 * sizeof *f->summaries) : NULL;
@@ -229,18 +241,6 @@ static int box_of(const sdpa_problem *p, PyArrayObject *array, int64_t offset, s
     return -1;
 }
 
-/* Whether the floating arrays hold finite numbers alone: others may make scores -inf. */
-static bool are_finite(const function *f, sdpa_dtype compute) {
-    for (int x = 0; x < f->n; x++) {
-        const sdpa_argument *a = &f->described[x];
-        for (int64_t i = 0; a->kind == 'f' && i < a->size; i++) {
-            const double value = compute == SDPA_F64 ? ((const double *)a->data)[i] : ((const float *)a->data)[i];
-            if (value - value != 0) return false;
-        }
-    }
-    return true;
-}
-
 static int describe(function *f, const sdpa_box *box, sdpa_dtype compute) {
     sdpa_program *p = &f->program;
     if (!f->prepared) return 0;
@@ -250,7 +250,7 @@ static int describe(function *f, const sdpa_box *box, sdpa_dtype compute) {
     if (!p->reals || !p->integers) return -1;
     p->arrays = f->described;
     p->n_arrays = f->n;
-    p->masks = PyObject_IsTrue(field(f, MASKS)) == 1 || !are_finite(f, compute);
+    p->masks = sdpa_program_may_mask(p, compute == SDPA_F64 ? 1e307 : 1e37);
     p->fault = &f->fault;
     p->wide = !sdpa_program_is_narrow(p, box);
     return 0;

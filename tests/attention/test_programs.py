@@ -59,6 +59,8 @@ MASKS = {
 
 SMALL = np.random.default_rng(6).integers(-40, 40, 300)
 HUGE = np.where(np.arange(300) % 3, SMALL, SMALL << 54)  # beyond what intervals know exactly
+LEAST, MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+ENDS = np.resize([MOST, LEAST, 7, MOST, 40, LEAST, -3], 300)
 REALS = np.random.default_rng(7).normal(150, 60, 300).clip(0, 299).astype(F32)
 SPECIAL = np.where(np.arange(300) // 50 % 2, REALS, np.resize([1, np.nan, np.inf, -np.inf], 300))
 EVEN = np.arange(300) % 2 == 0
@@ -106,6 +108,14 @@ OPERATIONS = {
     "truth": (lambda b, h, q, k: ((q > k).astype(int) * 3 + (h > 0) > 2) ^ (k >= 0), ()),
     "truth and truth": (lambda b, h, q, k, e: e[q] ^ (k > 99) ^ (q > 199), (EVEN,)),
     "not equal": (lambda b, h, q, k, n: (q != k + 3) & (n[q] != n[k]) & (n[q] <= n[k]), (HUGE,)),
+    "equal to a float": (
+        lambda b, h, q, k, n: np.where(h % 2, n[k] == 2.0**24, n[q] != 2.0**24 + 1),
+        (2**24 + np.arange(300) % 3,),
+    ),
+    "less than the ends": (
+        lambda b, h, q, k, n: np.where(h % 2, q < n[k], n[k] < q) ^ (n[q] < n[k]),
+        (ENDS,),
+    ),
     "real": (lambda b, h, q, k, t: (t[q] <= t[k]) & (t[k] != t[q]) & (q / 2 != 70.5), (REALS,)),
     "real of truth": (lambda b, h, q, k, t: (q > k) * 0.5 < t[k] - 150, (REALS,)),
     "real of large": (

@@ -223,6 +223,21 @@ def test_index_out_of_range_in_a_mask(rng, dtype, n):
         )
 
 
+@pytest.mark.parametrize("n", [5, 64, 128])  # within a tile, and at its end
+def test_an_index_of_a_mask_is_checked_where_the_mask_may_let_through(rng, n):
+    x = normal(rng, (2, 200, 8), F32)
+    hides = {
+        "mask_mod": lambda b, h, q, k, t: (k < n) & (t[k] == 0) & (q < n) & (t[q] == 0),
+        "mask_args": (np.zeros(n, int),),
+    }
+    seen = np.zeros((200, 200), bool)
+    seen[:n, :n] = True
+    assert_same_bits(sdpa.attention(x, x, x, **hides), sdpa.attention(x, x, x, seen))
+    shows = hides | {"mask_mod": lambda b, h, q, k, t: (k >= n) | (t[k] == 0)}
+    with pytest.raises(IndexError, match=rf"got {n} at b = 0, h = 0, q = 0, k = {n};"):
+        sdpa.attention(x, x, x, workers=1, **shows)
+
+
 def test_an_index_of_real_numbers_is_not_blamed_for_another(rng):
     query, key, value = (normal(rng, (20, 8), F32) for _ in range(3))
     text = message(

@@ -215,14 +215,14 @@ static int of_keys(builder *b) {
 
 /* What only the section of pairs has: operations that read a register of keys as it is. */
 static void key_step(builder *b) {
-    static const int of_two[] = {SDPA_OP_less_equal_key, SDPA_OP_equal_key};
-    const int64_t which = below(b->d, 5);
+    static const int of_two[] = {SDPA_OP_less_key, SDPA_OP_less_equal_key, SDPA_OP_equal_key};
+    const int64_t which = below(b->d, 6);
     const int x = pick(b, 'i'), key = of_keys(b), turned = (int)below(b->d, 2);
-    if (which < 2) {
+    if (which < 3) {
         emit(b, 'b', of_two[which], x, key, turned);
-    } else if (which == 2) {
-        emit(b, 'b', SDPA_OP_within, x, key, pick(b, 'i'));
     } else if (which == 3) {
+        emit(b, 'b', SDPA_OP_within, x, key, pick(b, 'i'));
+    } else if (which == 4) {
         emit(b, 'i', SDPA_OP_difference_i, x, key, turned);
     } else { /* x / (1 + |x|), since a large number magnifies rounding */
         const int difference = emit(b, 0, SDPA_OP_difference_r, x, key, turned), size = positive(b, difference);

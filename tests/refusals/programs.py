@@ -116,6 +116,16 @@ SCORES = {
         "score_mod: expected np.where with three arguments in f, got 1; "
         "write np.where(condition, a, b)",
     ),
+    "choices": score(
+        lambda score, b, h, q, k: np.select([q > k], [score, 0.0]),
+        "score_mod: expected np.select with a choice for each condition in f, got 1 conditions and "
+        "2 choices",
+    ),
+    "type": score(
+        lambda score, b, h, q, k: score.astype(complex),
+        "score_mod: expected a type of floats, integers or booleans in f, got "
+        "(score).astype(<class 'complex'>)",
+    ),
     "complex": score(
         lambda score, b, h, q, k: score * 1j,
         "score_mod: expected numbers and values per pair in f, got 1j",

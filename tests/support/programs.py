@@ -63,6 +63,7 @@ BINARY = {
 OF_KEYS = {
     "difference_i": lambda a, b, _: a - b,
     "difference_r": lambda a, b, _: (a - b).astype(np.float64),
+    "less_key": lambda a, b, _: a < b,
     "less_equal_key": lambda a, b, _: a <= b,
     "equal_key": lambda a, b, _: a == b,
     "within": lambda a, b, c: np.abs(a - b) <= c,

@@ -230,7 +230,7 @@ def test_other_readers_have_the_words_of_c():
         for read in (_arguments.finite, _arguments.positive):
             text = message(exception, read, "dropout_p", value)
             assert text == refused(exception, dropout_p=value)
-    for value in (0, -1.0, 5e-324):
+    for value in (0, -1.0):
         text = message(ValueError, _arguments.positive, "softcap", value)
         assert text == f"softcap: expected a number above 0, got {value!r}"
     corners = {1: TypeError, None: TypeError, "none": ValueError, "lower": ValueError}

@@ -1,6 +1,5 @@
 """KVCache: any sequence of appends, reorders and truncations against lists of arrays."""
 
-import contextlib
 import copy
 import itertools
 import pickle
@@ -19,6 +18,7 @@ from support.helpers import (
     normal,
     unit_roundoff,
 )
+from support.hostile import interrupted_after
 from support.machine import DTYPES
 
 import sdpa
@@ -240,7 +240,7 @@ def test_an_interrupt_finds_a_cache_as_before_or_after(call, alike):
     for steps in itertools.count():
         cache = started()
         try:
-            with interrupted_after(steps, sdpa._cache.__file__):
+            with interrupted_after(steps, sdpa._cache):
                 INTERRUPTED[call](cache, tokens[:, :, :1] * 16)
         except KeyboardInterrupt:
             assert state(cache) in (before, after), steps
@@ -248,26 +248,6 @@ def test_an_interrupt_finds_a_cache_as_before_or_after(call, alike):
             break
     assert steps > 5
     assert state(cache) == after
-
-
-@contextlib.contextmanager
-def interrupted_after(steps, path):
-    """A KeyboardInterrupt once so many lines of this file have run."""
-    left = itertools.count(steps, -1)
-
-    def trace(frame, event, _):
-        if frame.f_code.co_filename != path:
-            return None
-        if event == "line" and next(left) == 0:
-            raise KeyboardInterrupt
-        return trace
-
-    outer = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(outer)
 
 
 def test_no_room():

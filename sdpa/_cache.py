@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
+from collections.abc import Iterable
+from itertools import starmap
+from operator import setitem
 from typing import Any, Self
 
 import numpy as np
@@ -37,6 +41,8 @@ class KVCache:
     `query_offset` takes into account; the move costs one copy of the window per capacity - left new
     positions. The window is that of Beltagy, Peters and Cohan, "Longformer" (2020), section 3.1.
     Such a cache also takes prompts that are longer than it is; see `append`.
+
+    An interrupt, or a lack of memory, leaves a cache as it was before the call or as after it.
 
     Parameters
     ----------
@@ -113,12 +119,12 @@ class KVCache:
         rows = (sizes["batch"], sizes["heads"], 0)
         self._key = _with_room(_zeros((*rows, sizes["d_k"]), dtype), self.capacity)
         self._value = _with_room(_zeros((*rows, sizes["d_v"]), dtype), self.capacity)
-        # These three are replaced, never written to.
-        self._lengths = np.zeros(sizes["batch"], np.int64)
-        self._dropped = self._lengths
+        # These arrays are replaced, never written to.
+        self._lengths = self._dropped = np.zeros(sizes["batch"], np.int64)
         self._counts = self._lengths  # of the last append
         self._count: int | None = 0  # that of all sequences, if they had the same
-        self._set_lengths(self._lengths)
+        self._longest: int = 0
+        self._alike: bool = True  # whether all have the same length
 
     def _shown(self) -> tuple[dict[str, Any], str]:
         batch, heads, capacity, d_k = self._key.shape
@@ -308,9 +314,9 @@ class KVCache:
                 at = (b, slice(None), slice(start, start + n))
                 self._key[at] = key[b]
                 self._value[at] = value[b]
-        self._counts, self._count = self._counts_of(n), n
-        self._lengths = self._lengths + self._counts
-        self._longest += n if self._lengths.size else 0
+        counts = self._counts_of(n)
+        lengths, longest = self._lengths + counts, self._longest + (n if counts.size else 0)
+        self._change(_lengths=lengths, _longest=longest, _counts=counts, _count=n)
 
     def _append(
         self, key: Array, value: Array, counts: NDArray[np.int64], count: int | None
@@ -318,16 +324,15 @@ class KVCache:
         """Write counts[b] positions of each sequence; `count` is their number if it is the same."""
         kept = self._kept(counts)
         key, value = self._apart(key, value)
-        self._drop(kept)
         new = np.minimum(counts, self.capacity)
-        places = zip(kept.tolist(), new.tolist(), counts.tolist(), strict=True)
-        for b, (start, most, end) in enumerate(places):
-            at = (b, slice(None), slice(start, start + most))
-            self._key[at] = key[b, :, end - most : end]
-            self._value[at] = value[b, :, end - most : end]
-        self._dropped = self._dropped + (counts - new)
-        self._counts, self._count = counts, count
-        self._set_lengths(kept + new)
+        writes = self._moves(kept)
+        for b, (start, most, end) in enumerate(np.stack([kept, new, counts], axis=1).tolist()):
+            for own, x in ((self._key, key), (self._value, value)):
+                writes.append((own[b, :, start : start + most], x[b, :, end - most : end]))
+        dropped = self._dropped + (self._lengths - kept) + (counts - new)
+        self._change(
+            writes, **_of_lengths(kept + new), _dropped=dropped, _counts=counts, _count=count
+        )
 
     def _apart(self, key: Array, value: Array) -> tuple[Array, Array]:
         """Key and value, copied if one may be a view of this cache, whose contents change."""
@@ -336,10 +341,14 @@ class KVCache:
             return key.copy(), value.copy()
         return key, value
 
-    def _set_lengths(self, lengths: NDArray[np.int64]) -> None:
-        self._lengths = lengths
-        self._longest = int(lengths.max(initial=0))
-        self._alike = bool((lengths == self._longest).all())
+    def _change(self, writes: Iterable[tuple[Array, Array]] = (), **attributes: Any) -> None:
+        """Write to parts of key and value, and set attributes.
+
+        All in one call of C, with nothing to allocate: an interrupt comes before it or after it.
+        """
+        steps: list[tuple[Any, ...]] = [(own, ..., x) for own, x in writes]
+        steps += [(vars(self), name, x) for name, x in attributes.items()]
+        deque(starmap(setitem, steps), maxlen=0)
 
     def _counts_of(self, n: int) -> NDArray[np.int64]:
         """n for each sequence."""
@@ -370,13 +379,15 @@ class KVCache:
             kept[b] = min(kept[b], self._left, max(self.capacity - counts[b], 0))
         return kept
 
-    def _drop(self, kept: NDArray[np.int64]) -> None:
-        """Move the last `kept` positions of each sequence to its front."""
-        for b in np.flatnonzero(kept < self._lengths):
-            held = slice(self._lengths[b] - kept[b], self._lengths[b])
-            for x in (self._key, self._value):
-                x[b, :, : kept[b]] = x[b, :, held]
-        self._dropped = self._dropped + (self._lengths - kept)
+    def _moves(self, kept: NDArray[np.int64]) -> list[tuple[Array, Array]]:
+        """What moves the last `kept` positions of each sequence to its front."""
+        moved = np.flatnonzero(kept < self._lengths).tolist()
+        places = [(b, int(kept[b]), int(self._lengths[b])) for b in moved]
+        return [
+            (x[b, :, :n], x[b, :, end - n : end].copy())
+            for b, n, end in places
+            for x in (self._key, self._value)
+        ]
 
     def truncate(self, lengths: ArrayLike) -> None:
         """Take back the last positions of sequences, such as rejected tokens of a draft.
@@ -426,8 +437,8 @@ class KVCache:
                 f"lengths: expected integers from {least[b]} to {held[b]} for sequence {b}, "
                 f"got {x[b]}{because if 0 <= x[b] < least[b] else ''}"
             )
-        self._counts, self._count = np.maximum(self._counts - (held - x), 0), None
-        self._set_lengths(x)
+        counts = np.maximum(self._counts - (held - x), 0)
+        self._change(**_of_lengths(x), _counts=counts, _count=None)
 
     def reorder(self, index: ArrayLike) -> None:
         """Let each sequence continue from another one, as a beam search does.
@@ -457,11 +468,25 @@ class KVCache:
         """
         index = self._per_sequence("index", index, len(self._lengths) - 1)
         moved = np.flatnonzero(index != np.arange(len(index)))
-        for x in (self.key, self.value):
-            x[moved] = x[index[moved]]
-        self._dropped = self._dropped[index]
-        self._counts, self._count = self._counts[index], None
-        self._set_lengths(self._lengths[index])
+        writes = [
+            pair
+            for x in (self.key, self.value)
+            for pair in zip((x[b] for b in moved), x[index[moved]], strict=True)
+        ]
+        self._change(
+            writes,
+            **_of_lengths(self._lengths[index]),
+            _dropped=self._dropped[index],
+            _counts=self._counts[index],
+            _count=None,
+        )
+
+
+def _of_lengths(lengths: NDArray[np.int64]) -> dict[str, Any]:
+    """The attributes that say how many positions are held."""
+    longest = int(lengths.max(initial=0))
+    alike = bool((lengths == longest).all())
+    return {"_lengths": lengths, "_longest": longest, "_alike": alike}
 
 
 def _with_room(held: Array, capacity: int) -> Array:

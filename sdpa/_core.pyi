@@ -427,6 +427,17 @@ def logsumexp(
     out: NDArray[Any] | None = None,
 ) -> LogsumexpForward: ...
 @overload
+def logsumexp(
+    x: ArrayLike,
+    axis: _Axis = -1,
+    *,
+    b: ArrayLike | None = None,
+    return_sign: bool,
+    where: ArrayLike | None = None,
+    keepdims: bool = False,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any] | LogsumexpForward: ...
+@overload
 def logsumexp_backward(
     grad: ArrayLike,
     x: ArrayLike,

@@ -310,6 +310,9 @@ class Reader(Generic[T]):
             thread.start()
         except RuntimeError:  # by the system, by this interpreter, or at its end
             return self
+        except BaseException:
+            self._asked.put(None)  # start waits for the thread, which may run already
+            raise
         self._thread = thread
         return self
 

@@ -72,6 +72,7 @@ OVERLOADS = {
     "logsumexp": [
         ("return_sign", "Literal[False] = False", ARRAY),
         ("return_sign", "Literal[True]", "LogsumexpForward"),
+        ("return_sign", "bool", f"{ARRAY} | LogsumexpForward"),
     ],
     "logsumexp_backward": [
         ("b", "None = None", ARRAY),

@@ -27,8 +27,11 @@ _CODES: dict[Any, Codes] = {}
 
 def remembered(cache: dict[Any, Any], key: Any, value: Any) -> Any:
     """The value, kept in the cache, which forgets its oldest."""
-    if len(cache) >= _REMEMBERED:
-        cache.pop(next(iter(cache)), None)
+    surplus = len(cache) + 1 - _REMEMBERED
+    if surplus > 0:
+        # A list, because other threads may change the cache between two steps of an iterator.
+        for oldest in list(cache)[:surplus]:
+            cache.pop(oldest, None)
     cache[key] = value
     return value
 

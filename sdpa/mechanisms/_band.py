@@ -424,8 +424,8 @@ def _plus(bias: Array, more: Array) -> Array:
 
 
 def _exponential(logits: Array, lse: Array) -> Array:
-    """exp(logits - lse), 0 in rows that see nothing; in the memory of logits."""
-    logits -= np.where(lse == -np.inf, 0, lse)[..., None]
+    """exp(logits - lse), 0 at masked pairs even if lse is NaN; in the memory of logits."""
+    np.subtract(logits, lse[..., None], out=logits, where=logits != -np.inf)
     return np.exp(logits, out=logits)
 
 

@@ -14,6 +14,7 @@ from sdpa.reference.arrays import (
     Mask,
     broadcast,
     float64,
+    in_use,
     shape_of,
     sum_to,
     transpose,
@@ -166,6 +167,7 @@ def additive_attention_backward(
 
     # a = query @ w_query + bias; b = key @ w_key
     q, k = broadcast(*float64(query, key), **gqa)
+    q, k = (np.where(in_use(grad), x, 0) for x, grad in ((q, grad_a), (k, grad_b)))
     gradients: dict[str, Callable[[], Gradient]] = {
         "query": lambda: sum_to(grad_a @ w_query.T, shape_of(query)),
         "key": lambda: sum_to(grad_b @ w_key.T, shape_of(key)),

@@ -71,3 +71,9 @@ def sum_to_heads(grad: Array, shape: tuple[int, ...]) -> Array:
     """The reverse of `per_head`: rows (..., heads, Lq) summed to the shape of (..., heads)."""
     grad = grad.sum(axis=-1)
     return sum_to(grad if grad.ndim else grad.reshape(1), shape)
+
+
+def in_use(grad: Array) -> Mask:
+    """Rows whose gradient is not 0; what the others hold must not matter, even NaN."""
+    rows: Mask = (grad != 0).any(axis=-1, keepdims=True)
+    return rows

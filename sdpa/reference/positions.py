@@ -22,6 +22,7 @@ from sdpa.reference.forward import AttentionForward, attention_forward
 from sdpa.reference.logits import dropout_factors, logits_of
 
 
+@np.errstate(all="ignore")
 def rotary_embedding(
     x: ArrayLike,
     positions: ArrayLike,

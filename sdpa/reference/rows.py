@@ -29,7 +29,8 @@ def log_softmax(
 ) -> Array:
     """Log of `softmax`: x / temperature - logsumexp(x / temperature), -inf where x is left out."""
     x = included(x, where) / temperature
-    return np.where(x == -np.inf, x, x - logsumexp(x, axis, keepdims=True))
+    lse = logsumexp(x, axis, keepdims=True)
+    return np.where(x == -np.inf, x, np.where(lse == np.inf, np.nan, x - lse))
 
 
 @np.errstate(all="ignore")
@@ -48,11 +49,16 @@ def logsumexp(
 def weighted_logsumexp(
     x: ArrayLike, b: ArrayLike, axis: Axis = -1, *, where: ArrayLike | None = None
 ) -> tuple[Array, Array]:
-    """log |sum b exp(x)| over `axis`, and the sign of the sum; b = 0 leaves an element out."""
+    """log |sum b exp(x)| over `axis`, and the sign of the sum; b = 0 leaves an element out.
+
+    b exp(x) is sign(b) exp(z) with z = x + log |b|; beside an infinite term others do not count.
+    """
     x, b = np.broadcast_arrays(*float64(x, b))
-    x = np.where(b == 0, -np.inf, included(x, where))
-    m = finite_max(x, axis)
-    terms = np.where(x == -np.inf, 0, b * np.exp(x - m))
+    x = included(x, where)
+    z = np.where((b == 0) | (x == -np.inf), -np.inf, x + np.log(abs(b)))
+    m = finite_max(z, axis)
+    terms = np.sign(b) * np.where(z == np.inf, np.inf, np.exp(z - m))
+    terms = np.where(z == -np.inf, 0, terms)
     total: Array = terms.sum(axis=axis, keepdims=True)
     return (m + np.log(abs(total))).squeeze(axis), np.sign(total).squeeze(axis)
 
@@ -78,7 +84,7 @@ def log_softmax_backward(
     g, log_p = float64(grad, log_weights)
     g = np.where(log_p == -np.inf, 0, g)
     total: Array = g.sum(axis=axis, keepdims=True)
-    return (g - np.exp(log_p) * total) / temperature
+    return np.where(log_p == -np.inf, 0, g - np.exp(log_p) * total) / temperature
 
 
 @np.errstate(all="ignore")
@@ -93,14 +99,21 @@ def logsumexp_backward(grad: ArrayLike, x: ArrayLike, lse: ArrayLike, axis: Axis
 def weighted_logsumexp_backward(
     grad: ArrayLike, x: ArrayLike, b: ArrayLike, lse: ArrayLike, sign: ArrayLike, axis: Axis = -1
 ) -> tuple[Array, Array]:
-    """Gradients of weighted_logsumexp: dx = g sign b exp(x - lse), db = g sign exp(x - lse)."""
+    """Gradients of weighted_logsumexp: dx = g sign b exp(x - lse), db = g sign exp(x - lse).
+
+    Where g or the sign is 0, so is db, even that of a sum of 0.
+    """
     g, x, b, lse, sign = float64(grad, x, b, lse, sign)
     rows = (x + b).sum(axis=axis, keepdims=True).shape
     g, lse, sign = (y.reshape(rows) for y in (g, lse, sign))
-    p = np.where(x == -np.inf, 0, g * sign * np.exp(x - lse))
-    return sum_to(np.where(b == 0, 0, b * p), x.shape), sum_to(p + 0 * b, b.shape)
+    x_all, b_all = np.broadcast_arrays(x, b)
+    p, left_out = g * sign * np.exp(x_all - lse), x_all == -np.inf
+    dx = np.where(left_out | (b_all == 0), 0, b_all * p)
+    db = np.where(left_out | (g * sign == 0), 0, p)
+    return sum_to(dx, x.shape), sum_to(db, b.shape)
 
 
+@np.errstate(all="ignore")
 def softmax_jacobian(weights: ArrayLike, axis: int = -1, *, temperature: float = 1.0) -> Array:
     """J[..., i, j] = d p_i / d x_j = p_i (delta_ij - p_j) / temperature, its two axes last."""
     p = np.moveaxis(np.asarray(weights, np.float64), axis, -1)

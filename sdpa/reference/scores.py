@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sdpa.reference.arrays import Array, Gradient, Mask, float64, sum_to, transpose
+from sdpa.reference.arrays import Array, Gradient, float64, in_use, sum_to, transpose
 from sdpa.reference.derivatives import attention_backward
 from sdpa.reference.forward import AttentionForward, attention_forward
 
@@ -19,7 +19,7 @@ class CosineGradients(NamedTuple):
     query: Gradient
     key: Gradient
     value: Gradient
-    temperature: float
+    temperature: float | None
     attn_mask: Gradient
     sinks: Gradient
 
@@ -30,7 +30,7 @@ class BilinearGradients(NamedTuple):
     query: Gradient
     key: Gradient
     value: Gradient
-    weight: Array
+    weight: Gradient
     attn_mask: Gradient
     sinks: Gradient
 
@@ -79,12 +79,15 @@ def cosine_attention_backward(
         unit_backward(g.key, key, eps) if "key" in needs else None,
         g.value,
         # The scores are q . k / temperature, so d/d temperature is -1/temperature times <q, d/dq>.
-        -np.where(in_use(g.query), q * g.query, 0).sum() / temperature,
+        -np.where(in_use(g.query), q * g.query, 0).sum() / temperature
+        if "temperature" in needs
+        else None,
         g.attn_mask,
         g.sinks,
     )
 
 
+@np.errstate(all="ignore")
 def bilinear_attention_forward(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, weight: ArrayLike, **options: Any
 ) -> AttentionForward:
@@ -122,7 +125,7 @@ def bilinear_attention_backward(
         sum_to(g.query @ transpose(weight), query.shape) if "query" in needs else None,
         g.key,
         g.value,
-        sum_to(transpose(used_query) @ g.query, weight.shape),
+        sum_to(transpose(used_query) @ g.query, weight.shape) if "weight" in needs else None,
         g.attn_mask,
         g.sinks,
     )
@@ -140,12 +143,6 @@ def unit_backward(grad: Array, x: Array, eps: float) -> Array:
     norm, u = _norm(x), unit(x, eps)
     across = grad - np.where(norm >= eps, u * (u * grad).sum(axis=-1, keepdims=True), 0)
     return np.where(in_use(grad), across / np.maximum(norm, eps), 0)
-
-
-def in_use(grad: Array) -> Mask:
-    """Rows whose gradient is not 0; what the others hold must not matter, even NaN."""
-    rows: Mask = (grad != 0).any(axis=-1, keepdims=True)
-    return rows
 
 
 def _norm(x: Array) -> Array:

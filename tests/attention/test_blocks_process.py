@@ -93,6 +93,31 @@ def test_an_interrupt_ends_it_and_its_thread():
     assert threads == "1"
 
 
+STARTING = """
+import threading
+from sdpa import blocks
+
+start = threading.Thread.start
+
+def interrupted(thread):
+    start(thread)
+    raise KeyboardInterrupt
+
+threading.Thread.start = interrupted
+x = np.zeros((64, 8), np.float32)
+try:
+    blocks.attend(x, x, x, block=10)
+except KeyboardInterrupt:
+    for thread in threading.enumerate()[1:]:
+        thread.join(5)
+    print(threading.active_count())
+"""
+
+
+def test_an_interrupt_while_its_thread_starts_ends_that_thread():
+    assert run(STARTING).split() == ["1"]
+
+
 HANGING = """
 from sdpa import blocks
 

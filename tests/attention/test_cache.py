@@ -1,6 +1,7 @@
 """KVCache: any sequence of appends, reorders and truncations against lists of arrays."""
 
 import copy
+import itertools
 import pickle
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from support.helpers import (
     normal,
     unit_roundoff,
 )
+from support.hostile import interrupted_after
 from support.machine import DTYPES
 
 import sdpa
@@ -201,6 +203,51 @@ def test_views_share_the_memory_that_was_allocated_once(rng):
         assert np.shares_memory(cache.key, key)
         assert np.shares_memory(cache.value, value)
     assert cache.key.strides == key.strides
+
+
+INTERRUPTED = {
+    "append": lambda cache, token: cache.append(token, -token),
+    "append of other lengths": lambda cache, token: cache.append(token, -token, lengths=[1, 0, 1]),
+    "append of views": lambda cache, _: cache.append(cache.key[:, :, :2], cache.value[:, :, :2]),
+    "append that drops": lambda cache, token: cache.append(
+        np.tile(token, (1, 1, 6, 1)), np.tile(-token, (1, 1, 6, 1)), lengths=[6, 2, 5]
+    ),
+    "reorder": lambda cache, _: cache.reorder([2, 0, 0]),
+    "truncate": lambda cache, _: cache.truncate([4, 3, 1]),
+}
+
+
+@pytest.mark.parametrize("call", INTERRUPTED)
+@pytest.mark.parametrize("alike", [False, True])
+def test_an_interrupt_finds_a_cache_as_before_or_after(call, alike):
+    """On any line: keys beside the values of other positions would give wrong attention."""
+    tokens = np.arange(1.0, 4).reshape(3, 1, 1, 1) + np.arange(6).reshape(1, 1, 6, 1) / 8
+
+    def started():
+        cache = sdpa.KVCache(3, 1, 1, capacity=8, dtype=np.float64, window=(3, 0))
+        cache.append(tokens, -tokens, lengths=None if alike else [6, 5, 3])
+        return cache
+
+    def state(cache):
+        pairs = zip(cache.key, cache.value, cache.lengths, strict=True)
+        rows = [(k[0, :n].tolist(), v[0, :n].tolist()) for k, v, n in pairs]
+        return rows, cache.positions.tolist(), cache._counts.tolist()
+
+    before = state(started())
+    after = started()
+    INTERRUPTED[call](after, tokens[:, :, :1] * 16)
+    after = state(after)
+    for steps in itertools.count():
+        cache = started()
+        try:
+            with interrupted_after(steps, sdpa._cache):
+                INTERRUPTED[call](cache, tokens[:, :, :1] * 16)
+        except KeyboardInterrupt:
+            assert state(cache) in (before, after), steps
+        else:
+            break
+    assert steps > 5
+    assert state(cache) == after
 
 
 def test_no_room():

@@ -220,6 +220,35 @@ def test_what_is_masked_cannot_matter(rng):
             np.testing.assert_array_equal(x, y)
 
 
+def test_what_is_masked_cannot_matter_to_weights_of_layers(rng):
+    q, k, v, w = (rng.standard_normal((5, 5)) for _ in range(4))
+    mask = rng.random((5, 5)) < 0.5
+    mask[:, 2] = mask[3] = False
+    k_bad, q_bad = k.copy(), q.copy()
+    k_bad[2], q_bad[3] = np.nan, np.inf
+    for name, weights in (("bilinear", (w,)), ("additive", (w, w.T, w[0], w[1]))):
+        forward, backward = (
+            getattr(reference, f"{name}_attention_{which}") for which in ("forward", "backward")
+        )
+        a, b = (
+            backward(v, q, k, v, *weights, *forward(q, k, v, *weights, attn_mask=mask),
+                     attn_mask=mask)
+            for q, k in ((q, k), (q_bad, k_bad))
+        )  # fmt: skip
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_equal(x, y)
+
+
+def test_gradients_that_are_not_asked_for_are_none(rng):
+    x, w = rng.standard_normal((4, 3)), np.eye(3)
+    saved = reference.bilinear_attention_forward(x, x, x, w)
+    grads = reference.bilinear_attention_backward(x, x, x, x, w, *saved, needs=["key"])
+    assert [name for name, g in grads._asdict().items() if g is not None] == ["key"]
+    saved = reference.cosine_attention_forward(x, x, x)
+    grads = reference.cosine_attention_backward(x, x, x, x, *saved, needs=["value"])
+    assert [name for name, g in grads._asdict().items() if g is not None] == ["value"]
+
+
 def test_visible_keys_matter(rng):
     q, k, v = (rng.standard_normal((5, 3)) for _ in range(3))
     v[2, 1] = np.nan
@@ -353,6 +382,23 @@ def test_softmax_family_against_torch(torch, rng, axis):
     grad = reference.logsumexp_backward(g, np.where(where, x / 1.5, -np.inf), total, axis) / 1.5
     loss = (torch.logsumexp(kept, axes) * torch.tensor(g)).sum()
     np.testing.assert_allclose(grad, torch.autograd.grad(loss, t)[0], atol=1e-14)
+
+
+def test_numbers_beyond_the_arithmetic_never_raise():
+    x, tiny = np.full((2, 4), 1e-200), np.full((2, 4), 1e-320)
+    with np.errstate(all="raise"):
+        reference.softmax_jacobian(x)
+        reference.rotary_embedding(tiny, [0.0, 1e300])
+        reference.bilinear_attention_forward(x, x, x, np.full((4, 4), 1e-200))
+
+
+def test_infinity_and_nan_in_rows():
+    """As in the core: no weights beside +inf, and no gradient of what was left out."""
+    inf, nan = np.inf, np.nan
+    np.testing.assert_array_equal(reference.log_softmax([-inf, 0, inf]), [-inf, nan, nan])
+    for g in (nan, inf):
+        got = reference.log_softmax_backward([1, g], [-inf, 0])
+        np.testing.assert_array_equal(got, [0, nan])
 
 
 def test_softmax_of_nothing():

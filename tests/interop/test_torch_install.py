@@ -1,5 +1,6 @@
 """sdpa.interop.torch.install: models that call PyTorch's own function."""
 
+import itertools
 import shutil
 import warnings
 
@@ -12,8 +13,10 @@ with warnings.catch_warnings():
 
 import torch.nn.functional as F
 from support.calls import message
+from support.hostile import interrupted_after
+from torch.nn.attention import flex_attention
 
-from sdpa.interop.torch import _batching, _install, install, uninstall
+from sdpa.interop.torch import _batching, _flex, _install, _layers, install, uninstall
 
 CASES = {
     "plain": ((2, 3, 5, 8), (2, 3, 7, 8), {}),
@@ -302,3 +305,46 @@ def test_an_installation_that_fails_leaves_nothing(monkeypatch):
     assert message(RuntimeError, install) == "no such operator"
     assert F.multi_head_attention_forward is before
     assert not _install._installed
+
+
+CHANGES = {
+    "install": (uninstall, lambda: install(half=True, flex=True)),
+    "install again": (lambda: install(half=True), lambda: install(half=True, flex=True)),
+    "uninstall": (lambda: install(half=True, flex=True), uninstall),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_an_interrupted_change_can_be_undone_and_made_again(case, rng, calls):
+    """On any line: nothing stays behind of which `uninstall` no longer knows."""
+    x, layer = problem(rng, "plain"), F.multi_head_attention_forward
+
+    def ours():
+        calls.clear()
+        F.scaled_dot_product_attention(*x[:3])
+        flex = flex_attention.flex_attention
+        return (
+            bool(calls),
+            F.multi_head_attention_forward is not layer,
+            not torch.backends.mha.get_fastpath_enabled(),
+            flex.__code__ is _flex._instead.__code__,
+            flex.__kwdefaults__ is None,
+        )
+
+    prepare, change = CHANGES[case]
+    try:
+        for lines in itertools.count():
+            prepare()
+            try:
+                with interrupted_after(lines, _install, _layers, _flex):
+                    change()
+            except KeyboardInterrupt:
+                with install(half=True, flex=True):
+                    assert all(ours())
+                uninstall()
+                assert not any(ours())
+            else:
+                break
+    finally:
+        uninstall()
+    assert lines > 5

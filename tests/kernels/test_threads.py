@@ -13,6 +13,7 @@ from support.helpers import normal
 from support.machine import LINUX
 
 import sdpa
+from sdpa._programs import _variants
 
 # n_head, n_kv_head, n_q, n_k, d_k, d_v, options: much work, in few and in many units.
 CASES = {
@@ -136,6 +137,24 @@ def long_arrays(seconds, dtype=np.float32):
             break
         n *= 2
     return x, np.ones((int(n * seconds / took), 64), dtype)
+
+
+def test_threads_share_the_programs_that_are_remembered(monkeypatch):
+    """More functions than are kept: no thread stumbles over another, and the oldest go."""
+    monkeypatch.setattr(_variants, "_REMEMBERED", 4)
+    before, cache = sys.getswitchinterval(), {}
+    sys.setswitchinterval(1e-7)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            parts = [[(thread, i) for i in range(20000)] for thread in range(8)]
+            kept = pool.map(
+                lambda own: [_variants.remembered(cache, key, key) for key in own], parts
+            )
+            assert list(kept) == parts
+    finally:
+        sys.setswitchinterval(before)
+    _variants.remembered(cache, None, None)
+    assert len(cache) <= 4
 
 
 def test_the_gil_is_released():

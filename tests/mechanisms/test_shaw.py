@@ -516,6 +516,17 @@ def test_vectors_affect_only_the_pairs_of_their_distance(rng):
         assert np.isnan(grads.query[:, :-1]).any(axis=-1).all()
 
 
+@pytest.mark.parametrize("more", [{}, WRITTEN_OUT], ids=["", "written out"])
+@pytest.mark.usefixtures("small_blocks")
+def test_a_query_of_nan_affects_only_the_keys_that_it_sees(rng, more):
+    x, options = draw(rng, np.float64), more | {"is_causal": True}
+    x["query"][:, 4] = np.nan
+    saved = sdpa.shaw_attention_forward(*x.values(), **options)
+    grads = sdpa.shaw_attention_backward(saved.out, *x.values(), *saved, **options)
+    for grad in (grads.key, grads.value):
+        np.testing.assert_array_equal(np.isnan(grad).any(axis=(0, 2)), np.arange(N_K) <= 4)
+
+
 # ------------------------------------------------------------------------------- gradients
 
 

@@ -94,6 +94,13 @@ def test_generated_files_are_up_to_date(file):
         pytest.fail(f"{file} does not fit the extension: run make stubs")
 
 
+def test_a_flag_that_is_known_only_in_a_run_has_a_type():
+    """A type checker takes no bool for either of Literal[True] and Literal[False]."""
+    for kinds in stubs().OVERLOADS.values():
+        given = [kind for _, kind, _ in kinds]
+        assert ("Literal[True]" in given) == ("bool" in given)
+
+
 API = tool("api")
 FROZEN = dict(
     part.partition("\n")[::2]

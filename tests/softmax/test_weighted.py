@@ -96,6 +96,19 @@ def test_by_hand(case):
     lse, sign = sdpa.logsumexp(np.array(x), b=np.array(b), return_sign=True)
     np.testing.assert_allclose(lse, expected, rtol=1e-15, atol=0)
     np.testing.assert_array_equal(sign, expected_sign)
+    oracle = reference.weighted_logsumexp(x, b)
+    np.testing.assert_allclose(oracle[0], expected, rtol=1e-13, atol=2.0**-53)
+    np.testing.assert_array_equal(oracle[1], expected_sign)
+
+
+def test_gradients_of_infinite_terms():
+    x, b = np.array([-INF, -INF, 2.0, 1.0]), np.array([INF, 1.0, 0.0, 3.0])
+    for weights in (b, np.where(b == INF, NAN, b), [1.0, 2.0, 0.0, 0.0]):
+        saved = sdpa.logsumexp(x, b=weights, return_sign=True)
+        got = sdpa.logsumexp_backward(1.5, x, saved.lse, b=weights, sign=saved.sign)
+        expected = reference.weighted_logsumexp_backward(1.5, x, weights, *saved)
+        for y, z in zip(got, expected, strict=True):
+            np.testing.assert_allclose(y, z, rtol=1e-14)
 
 
 def test_dtypes():

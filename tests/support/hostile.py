@@ -4,6 +4,10 @@ NumPy and Python call these hooks while arguments are converted, so that a funct
 at one argument before it converts the next may find it changed.
 """
 
+import contextlib
+import itertools
+import sys
+
 import numpy as np
 
 
@@ -45,6 +49,27 @@ def raising(exception):
         raise exception
 
     return act
+
+
+@contextlib.contextmanager
+def interrupted_after(lines, *modules):
+    """A KeyboardInterrupt once so many lines of these modules have run."""
+    paths = {module.__file__ for module in modules}
+    left = itertools.count(lines, -1)
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename not in paths:
+            return None
+        if event == "line" and next(left) == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(outer)
 
 
 # ---------------------------------------------------------------------- objects in place of arrays

@@ -167,7 +167,7 @@ def _of_blocks(block_mask: Any) -> Any:
 
 
 class Flex:
-    """PyTorch's function runs on sdpa until `undo`, for tensors on the CPU.
+    """From `put` until `undo` PyTorch's function runs on sdpa, for tensors on the CPU.
 
     Its code is exchanged, because modules that have imported the function hold the function itself.
     """
@@ -178,13 +178,17 @@ class Flex:
     def __init__(self) -> None:
         self._function: Any = _theirs("flex_attention")
         function, self._own = self._function, {}
-        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+        for name in ("__defaults__", "__kwdefaults__", "__code__"):
             self._own[name] = getattr(function, name)
+
+    def put(self) -> None:
+        """Put our code in the place of PyTorch's."""
+        function = self._function
         theirs = FunctionType(function.__code__, function.__globals__, function.__name__)
         theirs.__defaults__, theirs.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
         Flex.theirs = theirs
-        function.__defaults__ = function.__kwdefaults__ = None
         function.__code__ = _instead.__code__
+        function.__defaults__ = function.__kwdefaults__ = None
 
     def undo(self) -> None:
         """Put PyTorch's own code back."""

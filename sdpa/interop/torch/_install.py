@@ -31,6 +31,8 @@ class _Replacement:
     half: bool
     layers: Layers = field(init=False)
     flex: Flex | None = None
+    is_whole: bool = False
+    """Whether all is in its place: not while it is put there or taken away, nor if that failed."""
 
     def __post_init__(self) -> None:
         self.layers = Layers(self.takes)
@@ -43,6 +45,7 @@ class _Replacement:
         """Also put sdpa behind PyTorch's `flex_attention`, or undo that."""
         if flex and self.flex is None:
             self.flex = Flex()
+            self.flex.put()
         elif not flex and self.flex is not None:
             self.flex.undo()
             self.flex = None
@@ -223,15 +226,22 @@ def install(*, half: bool = False, flex: bool = False) -> Installation:
         if not isinstance(given, bool):
             raise TypeError(f"{name}: expected True or False, got {given!r}")
     half = half or not _theirs_is_faster()
+    if _installed and not _installed[0].is_whole:
+        uninstall()
     if _installed:
         replacement = _installed[0]
         before = replacement.half, replacement.flex is not None
-        replacement.half = replacement.half or half
-        replacement.set_flex(flex or before[1])
+        try:
+            replacement.set_flex(flex or before[1])
+            replacement.half = replacement.half or half
+        except BaseException:
+            replacement.set_flex(before[1])
+            raise
         return Installation(before)
     replacement = _Replacement(torch.library.Library("aten", "IMPL"), half)
     _installed.append(replacement)
     try:
+        replacement.layers.put()
         with warnings.catch_warnings():
             # PyTorch warns about every kernel that is replaced, but here that is the purpose.
             warnings.filterwarnings("ignore", message=r"\s*(Warning only once|Overriding)")
@@ -239,6 +249,7 @@ def install(*, half: bool = False, flex: bool = False) -> Installation:
             replacement.put(BACKWARD, _backward)
             _batching.put(replacement.library)
         replacement.set_flex(flex)
+        replacement.is_whole = True
     except BaseException:
         uninstall()
         raise
@@ -254,8 +265,10 @@ def uninstall() -> None:
     >>> _ = install()
     >>> uninstall()
     """
-    while _installed:
-        replacement = _installed.pop()
+    if _installed:
+        replacement = _installed[0]
+        replacement.is_whole = False
         replacement.library._destroy()
         replacement.layers.undo()
         replacement.set_flex(False)
+        _installed.clear()  # last, so that a call after an interrupt undoes the rest

@@ -64,7 +64,7 @@ def _with_weights(theirs: FunctionType, given: inspect.BoundArguments) -> Any:
 
 
 class Layers:
-    """The layers run on sdpa until `undo`, for operands that `takes` accepts."""
+    """From `put` until `undo` the layers run on sdpa, for operands that `takes` accepts."""
 
     def __init__(self, takes: Callable[[torch.Tensor], bool]) -> None:
         self._theirs = theirs = getattr(F, _NAME)
@@ -80,7 +80,11 @@ class Layers:
                 return theirs(*args, **options)
             return _with_weights(theirs, given)
 
-        setattr(F, _NAME, ours)
+        self._ours = ours
+
+    def put(self) -> None:
+        """Put ours in front of PyTorch's own way."""
+        setattr(F, _NAME, self._ours)
         # It computes attention within one operator for the whole layer.
         torch.backends.mha.set_fastpath_enabled(False)
 

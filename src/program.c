@@ -310,7 +310,7 @@ bool sdpa_program_is_narrow(const sdpa_program *p, const sdpa_box *box) {
 
 /* Bounds as the arithmetic holds them: too large numbers are infinite, too small ones 0. */
 static interval rounded(interval x, double largest) {
-    if (isnan(x.least) || isnan(x.most)) return anything;
+    if (isnan(x.least + x.most)) return anything; /* as from -inf to inf */
     const double least = x.least > 0 && x.least < 1 / largest ? 0 : x.least,
                  most = x.most < 0 && x.most > -1 / largest ? 0 : x.most;
     return (interval){least < -largest ? -INFINITY : least, most > largest ? INFINITY : most};
@@ -318,13 +318,12 @@ static interval rounded(interval x, double largest) {
 
 /* Where infinity meets 0 or infinity, a corner is NaN. */
 static interval around(double w, double x, double y, double z) {
-    if (isnan(w) || isnan(x) || isnan(y) || isnan(z)) return anything;
+    if (isnan(w + x + y + z)) return anything;
     return (interval){fmin(fmin(w, x), fmin(y, z)), fmax(fmax(w, x), fmax(y, z))};
 }
 
 static interval real_absolute(interval a) {
-    const double low = fabs(a.least), high = fabs(a.most);
-    return (interval){a.least <= 0 && a.most >= 0 ? 0 : fmin(low, high), fmax(low, high)};
+    return (interval){fmax(0, fmax(a.least, -a.most)), fmax(fabs(a.least), fabs(a.most))};
 }
 
 /* The product of two registers. */
@@ -334,7 +333,7 @@ static interval real_product(const interval *r, int i, int j) {
 }
 
 static interval real_quotient(interval a, interval b) {
-    if (b.least <= 0 && b.most >= 0) return anything;
+    if (!(b.least * b.most > 0)) return anything;
     return around(a.least / b.least, a.least / b.most, a.most / b.least, a.most / b.most);
 }
 

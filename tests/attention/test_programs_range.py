@@ -19,6 +19,11 @@ OVERFLOWS = {
     "product": lambda s, b, h, q, k, t: np.where(k > q, s - t[k] * 1e200 * 1e200, s),
     "power": lambda s, b, h, q, k, t: np.where(k > q, -((abs(s) * 1e30 + 1e10) ** 50), s),
     "square": lambda s, b, h, q, k, t: np.where(k > q, -np.square((s + 1e9) * t[k] * 1e290), s),
+    "equal": lambda s, b, h, q, k, t: np.where((k <= q) | (s == t[k]), s, -np.exp(1000 + s)),
+    "largest": lambda s, b, h, q, k, t: np.where(k > q, -np.maximum(s, t[k] * 1e280) * 1e20, s),
+    "quotient": lambda s, b, h, q, k, t: np.where(k > q, s - 1e200 / (t[k] * 1e-320), s),
+    "of a negative": lambda s, b, h, q, k, t: np.where(k > q, 1e300 / (-abs(s) - 1e-30) * t[k], s),
+    "infinite": lambda s, b, h, q, k, t: np.where(k > q, np.exp(s) - t[k] * np.inf, s),
     "number": lambda s, b, h, q, k, t: np.where(k > q, -(abs(s) + t[k] + 1) * 1e300 * 1e9, s),
 }
 

@@ -148,12 +148,16 @@ def _ordered(graph: Graph, name: str, a: Node, b: Node) -> Node:
 
 def _exact(graph: Graph, a: Node, b: Node) -> tuple[Node, Node]:
     """Both, a whole constant beside an integer as one: float32 does not tell large ones apart."""
-    whole = b.op == "constant_r" and b.payload.is_integer() and abs(b.payload) < 2.0**63
-    return (a, graph.constant("i", b.payload)) if whole and a.kind != "r" else (a, b)
+
+    def beside(x: Node, other: Node) -> Node:
+        whole = x.op == "constant_r" and x.payload.is_integer() and abs(x.payload) < 2.0**63
+        return graph.constant("i", x.payload) if whole and other.kind != "r" else x
+
+    return beside(a, b), beside(b, a)
 
 
 def _equal(graph: Graph, a: Node, b: Node) -> Node:
-    b, a = _exact(graph, *_exact(graph, a, b)[::-1])
+    a, b = _exact(graph, a, b)
     kind = _common(a, b)
     if kind == "b":
         return graph.apply("logical_not", graph.apply("logical_xor", a, b))
@@ -161,7 +165,7 @@ def _equal(graph: Graph, a: Node, b: Node) -> Node:
 
 
 def _not_equal(graph: Graph, a: Node, b: Node) -> Node:
-    b, a = _exact(graph, *_exact(graph, a, b)[::-1])
+    a, b = _exact(graph, a, b)
     kind = _common(a, b)
     if kind == "b":
         return graph.apply("logical_xor", a, b)

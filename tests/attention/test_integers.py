@@ -233,6 +233,9 @@ def test_other_readers_have_the_words_of_c():
     for value in (0, -1.0):
         text = message(ValueError, _arguments.positive, "softcap", value)
         assert text == f"softcap: expected a number above 0, got {value!r}"
+    assert _arguments.positive("eps", 5e-324) == 5e-324
+    text = message(ValueError, _arguments.rotary_base, "base", 5e-324)
+    assert text == "base: expected a number above 0 with a finite reciprocal, got 5e-324"
     corners = {1: TypeError, None: TypeError, "none": ValueError, "lower": ValueError}
     for value, exception in corners.items():
         text = message(exception, _arguments.alignment, value)

@@ -35,7 +35,11 @@ INLINE void philox(word_vec c[4], uint32_t key0, uint32_t key1) {
 
 /* r[j, i] (n_j, r_row) = 0 with probability dropout_p, else 1 / (1 - dropout_p), for the block's queries rounded up to
  * whole vectors. */
-NOINLINE void dropout_block(const sdpa_unit *u, const block *b, real *r, int64_t r_row) {
+#define dropout_block OF_BASE(dropout_block)
+SHARED void dropout_block(const sdpa_unit *u, const block *b, real *r, int64_t r_row);
+
+#if OWNS_SHARED
+SHARED void dropout_block(const sdpa_unit *u, const block *b, real *r, int64_t r_row) {
     const sdpa_problem *p = u->problem;
     const int64_t i0 = b->i0, n_i = round_up(b->n_i, VL), j0 = b->j0, n_j = b->n_j;
     const uint64_t threshold = (uint64_t)llrint(p->dropout_p * 0x1p32);
@@ -59,6 +63,7 @@ NOINLINE void dropout_block(const sdpa_unit *u, const block *b, real *r, int64_t
         }
     }
 }
+#endif
 
 /* If the problem has dropout, runs dropout_block and returns true. */
 INLINE bool draw_factors(const sdpa_unit *u, const block *b, real *r, int64_t r_row) {

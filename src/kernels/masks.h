@@ -164,8 +164,13 @@ NOINLINE enum bias_kind key_block(const sdpa_matrix *mask, const block *b, real 
 /* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j] for i < n_i; the lanes after n_i repeat a query. Returns the
  * kind of the block; for BIAS_NONE and BIAS_ALL_MASKED s may be left unwritten. `lines`: (VL, n_j rounded up to VL) of
  * scratch. */
-NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real factor, real *s, int64_t s_row,
-                                   real *lines) {
+#define mask_block OF_BASE(mask_block)
+SHARED enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real factor, real *s, int64_t s_row,
+                                 real *lines);
+
+#if OWNS_SHARED
+SHARED enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real factor, real *s, int64_t s_row,
+                                 real *lines) {
     const int64_t n_i = b->n_i, n_j = b->n_j, line_row = round_up(n_j, VL);
     if (mask->row == 0) return key_block(mask, b, factor, s, s_row, lines);
     if (mask->dtype == SDPA_BOOL) return boolean_block(mask, b, s, s_row, (uint32_t *)lines, false);
@@ -195,6 +200,7 @@ NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real
     }
     return kind_of_mask(&contents);
 }
+#endif
 
 /* Adds -inf to the bias in s, of this kind, where a boolean mask is false. `lines` as in mask_block. */
 NOINLINE enum bias_kind add_boolean(const sdpa_matrix *mask, const block *b, enum bias_kind kind, real *s,
@@ -220,7 +226,11 @@ INLINE bool is_hidden(const sdpa_unit *u, int64_t j0, int64_t n) {
 }
 
 /* The keys that any query of the unit may see: sdpa_visible_keys without the blocks that mask_mod hides at either end. */
-NOINLINE void unit_keys(const sdpa_unit *u, int64_t *j0, int64_t *j1) {
+#define unit_keys OF_BASE(unit_keys)
+SHARED void unit_keys(const sdpa_unit *u, int64_t *j0, int64_t *j1);
+
+#if OWNS_SHARED
+SHARED void unit_keys(const sdpa_unit *u, int64_t *j0, int64_t *j1) {
     const int64_t size = sdpa_key_block(u->problem);
     sdpa_visible_keys(u, u->i0, u->n_i, j0, j1);
     if (!u->problem->mask_mod) return;
@@ -238,6 +248,7 @@ NOINLINE void unit_keys(const sdpa_unit *u, int64_t *j0, int64_t *j1) {
         n = hidden ? 2 * n : n / 2;
     }
 }
+#endif
 
 /* The value of gemm.diagonal for queries from i0 on and keys from j0 on. */
 INLINE int64_t diagonal_at(const sdpa_unit *u, int64_t i0, int64_t j0) {
@@ -328,8 +339,11 @@ INLINE enum bias_kind fill_bias(const sdpa_unit *u, const block *b, real factor,
 /* mask_block plus ALiBi, with -inf outside the band, beyond key_length and where mask_mod is false. s is filled for
  * BIAS_FINITE and BIAS_SOME_MASKED only. Adding a bias rounds, so an invariant problem has one everywhere; and a score_mod
  * that masks writes -inf to it. */
-NOINLINE enum bias_kind bias_block(const sdpa_unit *u, const block *b, real factor, real *s, int64_t s_row,
-                                   real *lines) {
+#define bias_block OF_BASE(bias_block)
+SHARED enum bias_kind bias_block(const sdpa_unit *u, const block *b, real factor, real *s, int64_t s_row, real *lines);
+
+#if OWNS_SHARED
+SHARED enum bias_kind bias_block(const sdpa_unit *u, const block *b, real factor, real *s, int64_t s_row, real *lines) {
     enum bias_kind kind = fill_bias(u, b, factor, s, s_row, lines);
     const sdpa_program *score_mod = u->problem->score_mod;
     const bool masks = score_mod && score_mod->masks;
@@ -339,6 +353,7 @@ NOINLINE enum bias_kind bias_block(const sdpa_unit *u, const block *b, real fact
     }
     return masks && kind == BIAS_FINITE ? BIAS_SOME_MASKED : kind;
 }
+#endif
 
 /* Whether a finite number for each key is all that is added to a block. If so, writes them to line (n_j, rounded up to
  * VL), and bias_block need not be called. */

@@ -28,7 +28,11 @@ INLINE void gather_columns(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int
 }
 
 /* Finds the outline of one strip of keys for all panels of the unit. */
-NOINLINE void find_outline(const sdpa_unit *u, const sdpa_matrix *mask, const sdpa_outline *outline, int64_t strip) {
+#define find_outline OF_BASE(find_outline)
+SHARED void find_outline(const sdpa_unit *u, const sdpa_matrix *mask, const sdpa_outline *outline, int64_t strip);
+
+#if OWNS_SHARED
+SHARED void find_outline(const sdpa_unit *u, const sdpa_matrix *mask, const sdpa_outline *outline, int64_t strip) {
     const int64_t first = strip * SDPA_STRIP, left = u->problem->n_k - first, n = left < SDPA_STRIP ? left : SDPA_STRIP;
     unsigned char bits[SDPA_STRIP], least[SDPA_STRIP];
     PANELS (q, outline->row ? u->n_i : 1) {
@@ -44,6 +48,7 @@ NOINLINE void find_outline(const sdpa_unit *u, const sdpa_matrix *mask, const sd
         }
     }
 }
+#endif
 
 /* Whether the outline of a strip is there, which this call sees to. False only if the run was interrupted. */
 INLINE bool has_outline(const sdpa_unit *u, const sdpa_matrix *mask, const sdpa_outline *outline, int64_t strip) {

@@ -289,8 +289,13 @@ INLINE bool rows_finite(rows *r, int64_t d) {
 
 /* t (d, t_row) = sign * transpose of rows i0 .. i0+n-1 of m; lanes n .. round_up(n, VL)-1 are 0. `line`: (VL, d rounded
  * up to VL) of scratch. */
-NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real sign,
-                              real *line) {
+#define pack_transposed OF_BASE(pack_transposed)
+SHARED void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real sign,
+                            real *line);
+
+#if OWNS_SHARED
+SHARED void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real sign,
+                            real *line) {
     const vec zero = {0};
     bool direct = is_direct(m);
     int64_t line_row = round_up(d, VL);
@@ -333,6 +338,7 @@ NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int6
         }
     }
 }
+#endif
 
 /* Packs n queries from i0 on, panel after panel, each (d, its lanes). A tile reads the same panel again and again, so
  * each panel is contiguous. */

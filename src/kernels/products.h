@@ -149,13 +149,19 @@ INLINE void gemm_column(const gemm *all, int mr, int nv, bool a_rows_adjacent, b
     }
 }
 
-/* gemm_WIDTH_rows: a's rows are adjacent; gemm_WIDTH_columns: its columns are. The heights fill the registers. */
+/* One column of tiles, by its width: in gemm_by_rows a's rows are adjacent, in gemm_by_columns its columns. */
+typedef void gemm_of_width(const gemm *g, int64_t n, const real *b, real *c);
+#define gemm_by_rows OF_BASE(gemm_by_rows)
+#define gemm_by_columns OF_BASE(gemm_by_columns)
+
+/* The heights fill the registers. */
 #if MAX_WIDTH == 4
 enum { ROWS_OF_2 = HAS_LANES ? 8 : 12, ROWS_OF_3 = 8, COLUMNS_OF_2 = 8, COLUMNS_OF_3 = 8 };
 #else
 enum { ROWS_OF_2 = 6, ROWS_OF_3 = 4, COLUMNS_OF_2 = 6, COLUMNS_OF_3 = 4 };
 #endif
 
+#if OWNS_SHARED
 NOINLINE void gemm_1_rows(const gemm *g, int64_t n, const real *b, real *c) {
     gemm_column(g, 12, 1, true, false, n, b, c);
 }
@@ -181,6 +187,18 @@ NOINLINE void gemm_4_rows(const gemm *g, int64_t n, const real *b, real *c) {
 NOINLINE void gemm_4_columns(const gemm *g, int64_t n, const real *b, real *c) {
     gemm_column(g, 6, 4, false, false, n, b, c);
 }
+SHARED_TABLE gemm_of_width *const gemm_by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows, gemm_4_rows};
+SHARED_TABLE gemm_of_width *const gemm_by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns,
+                                                       SDPA_REAL == 32 ? gemm_4_columns : NULL};
+#else
+SHARED_TABLE gemm_of_width *const gemm_by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows};
+SHARED_TABLE gemm_of_width *const gemm_by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns};
+#endif
+#else
+extern gemm_of_width *const gemm_by_rows[], *const gemm_by_columns[];
+#endif
+
+#ifdef HAVE_BF16_PAIRS
 NOINLINE void gemm_1_bf16_pairs(const gemm *g, int64_t n, const real *b, real *c) {
     gemm_column(g, 12, 1, true, true, n, b, c);
 }
@@ -190,6 +208,10 @@ NOINLINE void gemm_2_bf16_pairs(const gemm *g, int64_t n, const real *b, real *c
 NOINLINE void gemm_4_bf16_pairs(const gemm *g, int64_t n, const real *b, real *c) {
     gemm_column(g, 6, 4, true, true, n, b, c);
 }
+static gemm_of_width *const gemm_by_bf16_pairs[] = {NULL, gemm_1_bf16_pairs, BF16_QUADS ? gemm_2_bf16_pairs : NULL,
+                                                    NULL, BF16_QUADS ? NULL : gemm_4_bf16_pairs};
+#else
+#define gemm_by_bf16_pairs gemm_by_rows
 #endif
 
 /* The width of the next tiles, in vectors, where `vectors` of a row of c remain. Tiles three vectors wide fill the
@@ -217,19 +239,8 @@ INLINE int64_t width_by_columns(const gemm *g, int64_t vectors) {
 /* The whole product by tiles; a's rows are adjacent (a[i + k * a_stride]) in P V and dS K, with a = P^T or dS^T, and
  * its columns (a[i * a_stride + k]) in P^T dO and dS^T Q. */
 INLINE void gemm_tiles(const gemm *g, bool a_rows_adjacent) {
-    typedef void column(const gemm *g, int64_t n, const real *b, real *c);
-#if MAX_WIDTH == 4
-    static column *const by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns,
-                                         SDPA_REAL == 32 ? gemm_4_columns : NULL};
-    static column *const by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows, gemm_4_rows};
-    static column *const by_bf16_pairs[] = {NULL, gemm_1_bf16_pairs, BF16_QUADS ? gemm_2_bf16_pairs : NULL, NULL,
-                                            BF16_QUADS ? NULL : gemm_4_bf16_pairs};
-#else
-    static column *const by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns};
-    static column *const by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows}, *const *const by_bf16_pairs =
-                                                                                        by_rows;
-#endif
-    column *const *columns = !a_rows_adjacent ? by_columns : BF16_PAIRS && g->bf16_pairs ? by_bf16_pairs : by_rows;
+    gemm_of_width *const *columns = a_rows_adjacent ? gemm_by_rows : gemm_by_columns;
+    if (BF16_PAIRS && g->bf16_pairs && a_rows_adjacent) columns = gemm_by_bf16_pairs;
     for (int64_t j = 0, n; j < g->n; j += n) {
         const int64_t vectors = (g->n - j + VL - 1) / VL,
                       width = a_rows_adjacent ? width_by_rows(g, vectors) : width_by_columns(g, vectors);

@@ -186,8 +186,13 @@ INLINE void cap_column(const scores *t, const vec (*acc)[MAX_WIDTH], int j, int6
 }
 
 /* finish_column for all columns, in any mode; acc is in memory. */
-NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc)[MAX_WIDTH], int nv, int64_t j0,
-                          int64_t rows) {
+#define finish_tile OF_BASE(finish_tile)
+SHARED void finish_tile(const scores *t, enum score_mode mode, const vec (*acc)[MAX_WIDTH], int nv, int64_t j0,
+                        int64_t rows);
+
+#if OWNS_SHARED
+SHARED void finish_tile(const scores *t, enum score_mode mode, const vec (*acc)[MAX_WIDTH], int nv, int64_t j0,
+                        int64_t rows) {
     for (int j = 0; j < nv; j++) {
         switch (mode) {
 #define FINISH(mode)                                                                                                   \
@@ -211,6 +216,7 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
         }
     }
 }
+#endif
 
 /* acc (tiles of SCORE_ROWS keys, nv vectors; in memory) += y x over `depth`, term by term. tiles and nv are
  * constants. */
@@ -343,16 +349,35 @@ INLINE void score_constant(const scores *all, enum score_mode mode, bool bf16_pa
     score_panel(&rest, SCORE_WIDTH, mode);
 }
 
+/* score_constant without pairs, by its mode; NULL where score_panel serves. */
+typedef void score_of_mode(const scores *t);
+#define score_by_mode OF_BASE(score_by_mode)
+#if OWNS_SHARED
 NOINLINE void score_raw(const scores *t) { score_constant(t, SCORE_RAW, false); }
 NOINLINE void score_biased(const scores *t) { score_constant(t, SCORE_BIASED, false); }
 NOINLINE void score_summed(const scores *t) { score_constant(t, SCORE_SUMMED, false); }
-NOINLINE void score_summed_bf16_pairs(const scores *t) { score_constant(t, SCORE_SUMMED, true); }
 NOINLINE void score_biased_summed(const scores *t) { score_constant(t, SCORE_BIASED_SUMMED, false); }
 NOINLINE void score_keys_summed(const scores *t) { score_constant(t, SCORE_KEYS_SUMMED, false); }
 NOINLINE void score_weights(const scores *t) { score_constant(t, SCORE_WEIGHTS, false); }
 NOINLINE void score_keys_weights(const scores *t) { score_constant(t, SCORE_KEYS_WEIGHTS, false); }
 NOINLINE void score_gradient(const scores *t) { score_constant(t, SCORE_GRADIENT, false); }
 NOINLINE void score_gradient_masked(const scores *t) { score_constant(t, SCORE_GRADIENT_MASKED, false); }
+SHARED_TABLE score_of_mode *const score_by_mode[SCORE_MODES] = {
+    [SCORE_RAW] = score_raw,
+    [SCORE_BIASED] = score_biased,
+    [SCORE_SUMMED] = score_summed,
+    [SCORE_BIASED_SUMMED] = score_biased_summed,
+    [SCORE_KEYS_SUMMED] = score_keys_summed,
+    [SCORE_WEIGHTS] = score_weights,
+    [SCORE_KEYS_WEIGHTS] = score_keys_weights,
+    [SCORE_GRADIENT] = score_gradient,
+    [SCORE_GRADIENT_MASKED] = score_gradient_masked,
+};
+#else
+extern score_of_mode *const score_by_mode[];
+#endif
+
+NOINLINE void score_summed_bf16_pairs(const scores *t) { score_constant(t, SCORE_SUMMED, true); }
 
 /* A program and what comes before it: c * product or, if capped, c * tanh(cap * product). */
 typedef struct score_program {
@@ -428,23 +453,12 @@ NOINLINE void score_by_program(const scores *t, int nv, enum score_mode mode) {
 }
 
 static void score(const scores *t, int nv, enum score_mode mode) {
-    static void (*const constant[SCORE_MODES])(const scores *t) = {
-        [SCORE_RAW] = score_raw,
-        [SCORE_BIASED] = score_biased,
-        [SCORE_SUMMED] = score_summed,
-        [SCORE_BIASED_SUMMED] = score_biased_summed,
-        [SCORE_KEYS_SUMMED] = score_keys_summed,
-        [SCORE_WEIGHTS] = score_weights,
-        [SCORE_KEYS_WEIGHTS] = score_keys_weights,
-        [SCORE_GRADIENT] = score_gradient,
-        [SCORE_GRADIENT_MASKED] = score_gradient_masked,
-    };
     if (t->program) {
         score_by_program(t, nv, mode);
     } else if (BF16_PAIRS && t->bf16_pairs && nv == SCORE_WIDTH && mode == SCORE_SUMMED) {
         score_summed_bf16_pairs(t);
-    } else if (!(BF16_PAIRS && t->bf16_pairs) && nv == SCORE_WIDTH && constant[mode]) {
-        constant[mode](t);
+    } else if (!(BF16_PAIRS && t->bf16_pairs) && nv == SCORE_WIDTH && score_by_mode[mode]) {
+        score_by_mode[mode](t);
     } else {
         score_panel(t, nv, mode);
     }

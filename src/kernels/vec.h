@@ -61,14 +61,17 @@
 #endif
 
 /* Large functions that are the same in all sets of one base, SDPA_BASE (runtime/isas.inc), are SHARED and named by
- * OF_BASE: the base's unit has their code, where OWNS_SHARED is 1, and the others call it. */
+ * OF_BASE: the base's unit has their code, where OWNS_SHARED is 1, and the others call it. A SHARED_TABLE is one of such
+ * functions. */
 #ifdef SDPA_BASE
 #define SHARED __attribute__((noinline))
+#define SHARED_TABLE
 #define OF_BASE_2(base, bits, name) sdpa_##base##_f##bits##_##name
 #define OF_BASE_1(base, bits, name) OF_BASE_2(base, bits, name)
 #define OF_BASE(name) OF_BASE_1(SDPA_BASE, SDPA_REAL, name)
 #else /* no other unit has this base */
 #define SHARED NOINLINE
+#define SHARED_TABLE static
 #define OF_BASE(name) name
 #endif
 #ifdef FEW_PASSES

@@ -178,7 +178,11 @@ NOINLINE void few_keys_forward(const sdpa_unit *u, const few_keys_rows *x, int64
 }
 
 /* False, having done nothing, where the unit goes another way. */
-NOINLINE bool forward_few_keys(const sdpa_unit *u, void *scratch) {
+#define forward_few_keys OF_BASE(forward_few_keys)
+SHARED bool forward_few_keys(const sdpa_unit *u, void *scratch);
+
+#if OWNS_SHARED
+SHARED bool forward_few_keys(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     if (!forward_takes_rows(u)) return false;
     SDPA_TAKE(FEW_KEYS);
@@ -203,6 +207,7 @@ NOINLINE bool forward_few_keys(const sdpa_unit *u, void *scratch) {
     }
     return true;
 }
+#endif
 #else
 INLINE bool forward_few_keys(const sdpa_unit *u, void *scratch) { return (void)u, (void)scratch, false; }
 #endif

@@ -95,8 +95,13 @@ INLINE void few_sums(real *to, const vec *sum) {
 
 /* s (n * period, rounded up to VL) = products of few_queries q and n keys of `depth`, then -inf. s has room for VL more
  * reals. */
-NOINLINE void few_scores(real *s, const real *q, int period, const real *k, int64_t k_row, int64_t n, int64_t depth,
-                         const ahead *next) {
+#define few_scores OF_BASE(few_scores)
+SHARED void few_scores(real *s, const real *q, int period, const real *k, int64_t k_row, int64_t n, int64_t depth,
+                       const ahead *next);
+
+#if OWNS_SHARED
+SHARED void few_scores(real *s, const real *q, int period, const real *k, int64_t k_row, int64_t n, int64_t depth,
+                       const ahead *next) {
     for (int64_t j = 0; j < n; j += VL / period) {
         vec sum[VL];
         for (int i = 0; i < VL; i += period) {
@@ -122,6 +127,7 @@ NOINLINE void few_scores(real *s, const real *q, int period, const real *k, int6
     }
     few_fill(s, period, n, -(real)INFINITY);
 }
+#endif
 
 INLINE void few_scores_of(real *s, const real *q, sdpa_dtype dtype, const rows *k, int64_t depth) {
     for (int64_t j = 0; j < k->n; j += VL) {
@@ -136,13 +142,18 @@ INLINE void few_scores_of(real *s, const real *q, sdpa_dtype dtype, const rows *
 }
 
 /* few_scores of one query and narrow_rows. */
-NOINLINE void few_scores_narrow(real *s, const real *q, const rows *k, int64_t depth) {
+#define few_scores_narrow OF_BASE(few_scores_narrow)
+SHARED void few_scores_narrow(real *s, const real *q, const rows *k, int64_t depth);
+
+#if OWNS_SHARED
+SHARED void few_scores_narrow(real *s, const real *q, const rows *k, int64_t depth) {
     if (WIDENS_F16 && k->narrow.dtype == SDPA_F16) {
         few_scores_of(s, q, SDPA_F16, k, depth);
     } else {
         few_scores_of(s, q, SDPA_BF16, k, depth);
     }
 }
+#endif
 
 /* few_scores of rows_across. Each element of K is read once, along the keys, and nothing is transposed. */
 #define few_scores_across OF_BASE(few_scores_across)

@@ -424,7 +424,7 @@ class BlockProblem:
             return
         operands = (self.query, self.keys, self.values, *self.masks.values())
         # Of options, those that the call below gets as copies, or not at all.
-        given = {x.name: x.source for x in operands} | self.per_head
+        given = {x.name: x.source for x in operands} | self.whole.options | self.per_head
         for f in self.whole.functions:
             given |= {f"{f.name}_args[{i}]": x for i, x in enumerate(f.args)}
         _arguments.check_overlap(out, given)

@@ -171,12 +171,18 @@ NOINLINE bool statistics_pass(const sdpa_unit *u, const statistics_scratch *scra
     return b.j0 >= j1;
 }
 
+/* The variance of a query's logits. Where all are equal, the sum of squares may be rounded to below 0. */
+INLINE double variance_of(const row_sums *r, int64_t x) {
+    const double squares = (double)r->m2[x] + r->m2_low[x];
+    return squares < 0 ? 0 : squares / r->n[x];
+}
+
 /* lse, entropy, max_weight, sum_p2, sum_p3, score_mean, score_var from the sums of one query. The sink is part of the
  * denominator only. A query without keys: -inf, 0, 0, 0, 0, nan, nan. */
 INLINE void statistics_row(const row_sums *r, int64_t x, real sink, real row[7]) {
     /* p = factor e, and log p = x + m - lse. */
-    const double m = (double)r->m[x] + r->m_low[x], most = m > sink ? m : sink, n = r->n[x];
-    const bool keyless = n == 0,
+    const double m = (double)r->m[x] + r->m_low[x], most = m > sink ? m : sink;
+    const bool keyless = r->n[x] == 0,
                empty = keyless && sink == -(real)INFINITY; /* m is -inf where all logits are NaN, too */
     const double shift = keyless ? 0 : exp(m - most), l = shift * r->l[x] + (empty ? 0 : exp(sink - most));
     const double factor = keyless ? 0 : shift / l, lse = empty ? -INFINITY : most + log(l);
@@ -186,7 +192,7 @@ INLINE void statistics_row(const row_sums *r, int64_t x, real sink, real row[7])
     row[3] = (real)(factor * factor * r->e2[x]);
     row[4] = (real)(factor * factor * factor * r->e3[x]);
     row[5] = keyless ? (real)NAN : r->mean[x] + r->mean_low[x];
-    row[6] = keyless ? (real)NAN : (real)(((double)r->m2[x] + r->m2_low[x]) / n);
+    row[6] = keyless ? (real)NAN : (real)variance_of(r, x);
 }
 
 /* Whether moments of a row's logits overflowed, all of which are finite. */
@@ -198,7 +204,7 @@ INLINE bool moments_overflowed(const row_sums *r, int64_t x, const real row[7]) 
 /* Mean and variance from sums of MOMENT_SCALE times the logits. */
 INLINE void moments_of_small(const row_sums *r, int64_t x, real row[7]) {
     row[5] = (real)(((double)r->mean[x] + r->mean_low[x]) / MOMENT_SCALE);
-    row[6] = (real)(((double)r->m2[x] + r->m2_low[x]) / r->n[x] / MOMENT_SCALE / MOMENT_SCALE);
+    row[6] = (real)(variance_of(r, x) / MOMENT_SCALE / MOMENT_SCALE);
 }
 
 /* statistics_row of the unit's queries, into the columns of u->o. */

@@ -145,8 +145,8 @@ static int read_integers(PyObject *module, const char *name, PyObject *value, sd
             }
         }
     }
-    Py_DECREF(array);
-    if (PyErr_Occurred()) return -1;
+    result->own = array;
+    if (PyErr_Occurred() || sdpa_settle(&result->own, true) < 0) return -1;
     if (PyArray_NDIM(result->array) == 0) {
         result->value = *(const int64_t *)PyArray_DATA(result->array);
         Py_DECREF(result->array);
@@ -188,6 +188,7 @@ static int read_indices(PyObject *module, const char *name, PyObject *value, sdp
     sdpa_integers integers = {0};
     const int failed = read_integers(module, name, value, &integers);
     result->array = integers.array;
+    Py_XDECREF((PyObject *)integers.own);
     if (failed) return -1;
     if (integers.array && PyArray_NDIM(integers.array) == 1) return 0;
     PyErr_Format(PyExc_ValueError, "%s: expected a slice or integers along one axis, got %.200R", name, value);
@@ -524,13 +525,26 @@ int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, P
     return check_seed(options);
 }
 
+int sdpa_options_check_overlap(sdpa_options *options, PyArrayObject *out) {
+    for (int i = 0; i < options->n_given; i++) {
+        const sdpa_option *row = &sdpa_option_table[options->given[i]];
+        const sdpa_integers *integers = integers_of(options, row);
+        if (!integers || !integers->own) continue;
+        if (sdpa_check_overlap(options->module, out, sdpa_name_text(row->name), integers->own) < 0) return -1;
+    }
+    return 0;
+}
+
 void sdpa_options_release(sdpa_options *options) {
     Py_CLEAR(options->out);
     for (int i = 0; i < options->n_given; i++) {
         const sdpa_option *row = &sdpa_option_table[options->given[i]];
         sdpa_integers *integers = integers_of(options, row);
         sdpa_indices *indices = indices_of(options, row);
-        if (integers) Py_CLEAR(integers->array);
+        if (integers) {
+            Py_CLEAR(integers->array);
+            Py_CLEAR(integers->own);
+        }
         if (indices) Py_CLEAR(indices->array);
     }
 }

@@ -42,6 +42,7 @@ typedef struct sdpa_integers {
     bool given;
     int64_t value;        /* for all entries if array is NULL */
     PyArrayObject *array; /* int64, a private copy */
+    PyArrayObject *own;   /* the caller's array, or NULL */
 } sdpa_integers;
 
 /* Chosen indices of an axis, not yet checked against its length. */
@@ -115,6 +116,8 @@ void sdpa_options_find(sdpa_options *options, const sdpa_signature *signature, P
  * *options whatever the result. */
 int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES],
                       PyArrayObject *const arrays[N_NAMES]);
+/* ValueError and -1 if `out` shares memory with an array of integers, as sdpa_check_overlap. */
+int sdpa_options_check_overlap(sdpa_options *options, PyArrayObject *out);
 void sdpa_options_release(sdpa_options *options);
 
 /* Writes the names that `needs` may hold in the functions of `where`, each in quotes, with commas between. */

@@ -10,6 +10,7 @@
 typedef struct function {
     const char *argument, *arrays_argument;
     PyObject *prepared;       /* what sdpa._programs returned */
+    PyArrayObject **given;    /* (n), owned or NULL: as the caller has them */
     PyArrayObject **arrays;   /* (n), owned: of the types that the core reads */
     PyObject **tangents;      /* (n), owned or NULL */
     PyArrayObject **sums;     /* (n), owned or NULL: the gradients in float64 */
@@ -51,11 +52,12 @@ static int prepare(function *f, bool is_mask, PyObject *value, PyObject *args) {
     f->kinds = PyUnicode_AsUTF8AndSize(field(f, KINDS), NULL);
     if (!f->kinds) return -1;
     const size_t n = (size_t)f->n + 1; /* not 0 bytes */
+    f->given = PyMem_Calloc(n, sizeof *f->given);
     f->arrays = PyMem_Calloc(n, sizeof *f->arrays);
     f->tangents = PyMem_Calloc(n, sizeof *f->tangents);
     f->sums = PyMem_Calloc(n, sizeof *f->sums);
     f->described = PyMem_Calloc(n, sizeof *f->described);
-    if (!f->arrays || !f->tangents || !f->sums || !f->described) {
+    if (!f->given || !f->arrays || !f->tangents || !f->sums || !f->described) {
         PyErr_NoMemory();
         return -1;
     }
@@ -183,6 +185,7 @@ static int describe_arrays(function *f, sdpa_dtype compute) {
     for (int x = 0; x < f->n; x++) {
         sdpa_argument *a = &f->described[x];
         const bool is_unsigned = PyTypeNum_ISUNSIGNED(PyArray_TYPE(f->arrays[x]));
+        f->given[x] = (PyArrayObject *)Py_NewRef((PyObject *)f->arrays[x]);
         f->arrays[x] = converted(f->arrays[x], f->kinds[x], compute);
         if (!f->arrays[x] || (is_unsigned && check_wrapped(f, x) < 0)) return -1;
         a->kind = f->kinds[x];
@@ -276,7 +279,7 @@ int sdpa_functions_check_overlap(sdpa_functions *functions, PyObject *module, Py
             PyObject *own = PyTuple_GetItem(field(each[k], NAMES), i);
             PyObject *name = PyUnicode_FromFormat("%S of %s", own, each[k]->argument);
             const char *text = name ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
-            const int failed = text ? sdpa_check_overlap(module, out, text, each[k]->arrays[i]) : -1;
+            const int failed = text ? sdpa_check_overlap(module, out, text, each[k]->given[i]) : -1;
             Py_XDECREF(name);
             if (failed) return -1;
         }
@@ -410,10 +413,12 @@ int sdpa_functions_finish(sdpa_functions *functions) {
 
 static void release(function *f) {
     for (int i = 0; i < f->n; i++) {
+        if (f->given) Py_XDECREF((PyObject *)f->given[i]);
         if (f->arrays) Py_XDECREF((PyObject *)f->arrays[i]);
         if (f->tangents) Py_XDECREF(f->tangents[i]);
         if (f->sums) Py_XDECREF((PyObject *)f->sums[i]);
     }
+    PyMem_Free(f->given);
     PyMem_Free(f->arrays);
     PyMem_Free(f->tangents);
     PyMem_Free(f->sums);

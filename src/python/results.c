@@ -129,7 +129,8 @@ PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, co
         const enum sdpa_name name = call->held[i];
         failed = sdpa_check_overlap(call->module, plain, sdpa_name_text(name), call->arrays[name]) < 0;
     }
-    failed = failed || sdpa_functions_check_overlap(call->functions, call->module, plain) < 0;
+    failed = failed || sdpa_options_check_overlap(&call->options, plain) < 0 ||
+             sdpa_functions_check_overlap(call->functions, call->module, plain) < 0;
     if (!failed) sdpa_call_set(call, t, plain, dtype, n_inner, inner, true);
     Py_DECREF((PyObject *)plain); /* its memory is that of `given` */
     return failed ? NULL : (PyArrayObject *)Py_NewRef((PyObject *)given);

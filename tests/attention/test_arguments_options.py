@@ -62,37 +62,51 @@ def test_double_backward_computes_what_it_needs():
     assert sdpa.attention_double_backward(**x, needs=()) == (None,) * 8
 
 
-@pytest.mark.parametrize("name", ["sinks", "alibi_slopes"])
+@pytest.mark.parametrize("name", ["sinks", "alibi_slopes", "key_lengths", "query_offset"])
 def test_out_that_overlaps_an_input_is_refused(name):
-    out = ones(2, 4, 5, 3)
+    """Integers too, although the call has a copy: they would be written."""
+    out = np.zeros((2, 4, 5, 3), F32)
     expected = f"out: expected memory not shared with an input, got an array that overlaps {name}"
-    x = operands() | {name: out.reshape(-1)[:4]}
+    integers = name in ("key_lengths", "query_offset")
+    own = out.reshape(-1).view(np.int64)[:2] if integers else out.reshape(-1)[:4]
     for function in (sdpa.attention, sdpa.attention_forward):
-        assert message(ValueError, function, **x, out=out) == expected
-    assert (out == 1).all()
+        assert message(ValueError, function, **operands(), **{name: own}, out=out) == expected
+    assert not out.any()
 
 
-OUT = ones(2, 4, 5, 3)
-ROW = OUT.reshape(-1)[:7]  # as long as the keys
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k"])
+def test_out_that_overlaps_the_ends_of_sequences_is_refused(name):
+    out = np.zeros((2, 2, 3), F32)
+    cu = out.reshape(-1).view(np.int64)[:2]
+    cu[1] = 2
+    x = dict.fromkeys(("query", "key", "value"), ones(2, 2, 3))
+    ends = {"cu_seqlens_q": [0, 2], "cu_seqlens_k": [0, 2]} | {name: cu}
+    expected = f"out: expected memory not shared with an input, got an array that overlaps {name}"
+    assert message(ValueError, sdpa.attention, **x, **ends, out=out) == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        (
-            {"score_mod": lambda s, b, h, q, k, t: s + t[k], "score_args": (ROW,)},
-            "t of score_mod",
-        ),
-        ({"score_mod": lambda s, b, h, q, k: s + ROW[k]}, "ROW of score_mod"),
-        ({"mask_mod": lambda b, h, q, k, m: m[k] > 0, "mask_args": (ROW,)}, "m of mask_mod"),
-    ],
-    ids=["score_args", "captured", "mask_args"],
-)
-def test_out_that_overlaps_an_array_of_a_function_is_refused(options, name):
+def _read_by(place, row):
+    """Options whose function reads the array, and the array's name."""
+    if place == "score_args":
+        options = {"score_mod": lambda s, b, h, q, k, t: s + t[k], "score_args": (row,)}
+        return options, "t of score_mod"
+    if place == "captured":
+        return {"score_mod": lambda s, b, h, q, k: s + row[k]}, "row of score_mod"
+    options = {"mask_mod": lambda b, h, q, k, m: m[k] > 0, "mask_args": (row,)}
+    return options, "m of mask_mod"
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, np.int8, bool])
+@pytest.mark.parametrize("place", ["score_args", "captured", "mask_args"])
+def test_out_that_overlaps_an_array_of_a_function_is_refused(place, dtype):
+    """Of every type, although the call has a copy of some: they would be written."""
+    out = np.zeros((2, 4, 5, 3), F32)
+    row = out.reshape(-1).view(dtype)[:7]  # as long as the keys
+    options, name = _read_by(place, row)
     expected = f"out: expected memory not shared with an input, got an array that overlaps {name}"
     for function in (sdpa.attention, sdpa.attention_forward):
-        assert message(ValueError, function, **operands(), **options, out=OUT) == expected
-    assert (OUT == 1).all()
+        assert message(ValueError, function, **operands(), **options, out=out) == expected
+    assert not out.any()
 
 
 # ------------------------------------------------------------------- accepted

@@ -110,16 +110,23 @@ def test_out(rng):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("name", ["sinks", "scale", "alibi_slopes", "score_args"])
+@pytest.mark.parametrize(
+    "name", ["sinks", "scale", "alibi_slopes", "key_lengths", "score_args", "captured"]
+)
 def test_out_is_apart_from_options(name, dtype, rng):
     """It is written first: they would be read as zeros."""
     x, out = tensors(rng, dtype), np.ones((2, 4, N_Q, D_V), dtype)
     per_head = out[0, :, 0, 0]
-    options = {name: per_head}
-    if name == "score_args":
+    options, place = {name: per_head}, name
+    if name == "key_lengths":
+        options = {name: out.reshape(-1).view(np.int8)[: 2 * out.itemsize : out.itemsize]}
+    elif name == "score_args":
         options = {name: (per_head,), "score_mod": lambda s, b, h, q, k, t: s * t[h]}
+        place = "score_args[0]"
+    elif name == "captured":
+        options = {"score_mod": lambda s, b, h, q, k: s * per_head[h]}
+        place = "per_head of score_mod"
     text = message(ValueError, blocks.attend, **x, out=out, **options)
-    place = "score_args[0]" if name == "score_args" else name
     assert text == (
         f"out: expected memory not shared with an input, got an array that overlaps {place}"
     )

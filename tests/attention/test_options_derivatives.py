@@ -294,6 +294,15 @@ def test_moments_of_float64_scores_whose_squares_overflow():
     np.testing.assert_allclose(got.score_var, [np.inf, np.inf, 0.54296875e306], rtol=1e-14)
 
 
+@pytest.mark.parametrize("size", [1, 1e3, 2.0**100])
+@pytest.mark.parametrize("n_k", [7, 33, 129, 300])
+def test_the_variance_of_equal_scores_is_not_negative(compute_dtype, n_k, size):
+    """Its square root is taken: of what rounding leaves below 0 it would be NaN."""
+    q, k = np.linspace(-1, 1, 99, dtype=compute_dtype)[:, None], np.ones((n_k, 1), compute_dtype)
+    got = sdpa.attention_statistics(q * compute_dtype.type(size), k, scale=1.1)
+    assert (got.score_var >= 0).all()
+
+
 def test_gradients_of_sinks_without_keys_and_widths(isa, compute_dtype):
     """The one gradient that there is needs memory of its own, which the widths do not give."""
     q, k = np.zeros((2, 3, 0), compute_dtype), np.zeros((2, 0, 0), compute_dtype)

@@ -318,16 +318,16 @@ class Block:
         """Attention of these queries to these keys alone."""
         if self.problem.is_plain:
             part = _core.attention_forward(
-                self.query, self.key, self.value, self.bias, **self.options
+                self.query, self.key, self.value, self.bias, **self.options, lse_dtype=np.float64
             )
             if self.rel_value is None:
                 return part
-            weights = self.weights(part.lse)
+            weights = _core.softmax(self._logits()[0])
             out = part.out
         else:
             logits = self._logits()[0]
-            part = _core.AttentionForward(logits, _core.logsumexp(logits, axis=-1))
-            weights = _exponential(logits, part.lse) * self._factors
+            part = _core.AttentionForward(logits, _core.logsumexp(logits.astype(np.float64)))
+            weights = _core.softmax(logits) * self._factors
             out = product_skipping_zeros(weights, self.problem.for_query_heads(self.value))
         if self.rel_value is not None:
             out = out + product_skipping_zeros(self._to_relative(weights), self.rel_value)
@@ -432,7 +432,7 @@ def _exponential(logits: Array, lse: Array) -> Array:
 def forward(problem: Problem) -> _core.AttentionForward:
     """out in query's dtype, and lse."""
     out, lse = _merged(problem)
-    return _core.AttentionForward(cast(Array, rounded(out, problem.query)), lse)
+    return _core.AttentionForward(cast(Array, rounded(out, problem.query)), lse.astype(out.dtype))
 
 
 def unrounded(problem: Problem, upstream: Upstream) -> Upstream:
@@ -445,18 +445,23 @@ def unrounded(problem: Problem, upstream: Upstream) -> Upstream:
 
 
 def _merged(problem: Problem) -> _core.AttentionForward:
-    """The parts, merged, in the compute type."""
+    """The parts, merged: out in the compute type, lse in float64.
+
+    The weights of parts are exponentials of lse: digits that it loses are theirs.
+    """
     query, value, lead = widen(problem.query), widen(problem.value), problem.lead
     # Attention to no key, or to the sinks alone; the parts are merged into it.
     out = np.zeros((*lead, problem.n_q, value.shape[-1]), native(query.dtype))
-    lse = np.full(out.shape[:-1], -np.inf, out.dtype)
+    lse = np.full(out.shape[:-1], -np.inf, np.float64)
     sinks = problem.options.get("sinks")
     if sinks is not None:
         lse[...] = np.broadcast_to(sinks, lead or (1,)).reshape(*lead, 1)
     for row, a, b in problem.parts():
         if row is not None:
             far = problem.far_part(row, a, b)
-            part = _core.attention_forward(query, far.key, far.value, **far.options)
+            part = _core.attention_forward(
+                query, far.key, far.value, **far.options, lse_dtype=np.float64
+            )
             part = part._replace(lse=part.lse + far.lse_shift)
         else:
             part = _core.AttentionForward(np.zeros_like(out), np.full_like(lse, -np.inf))

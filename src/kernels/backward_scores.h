@@ -266,7 +266,8 @@ NOINLINE enum panel_state backward_weights(const sdpa_unit *u, const backward_sc
     if (!begin_scores(u, w, q, k, &t, &own, &bias)) return PANEL_HIDDEN;
     t.shift = w->lse + q.i;
     t.c = c;
-    const bool plain = bias == BIAS_NONE && !(p->features & ~FUSED_CAN);
+    /* Additive scores are not fused, but not stored as rounded logits either: see may_round. */
+    const bool plain = bias == BIAS_NONE && !(p->features & ~(FUSED_CAN | SDPA_FEATURE_ADDITIVE));
     if (plain && !t.given && quick_weights(&t, q.nv, SCORE_WEIGHTS, sum)) return PANEL_VISIBLE;
     vec unused[SCORE_WIDTH] = {{0}};
     t.extreme = (real *)unused;

@@ -150,6 +150,22 @@ def test_shapes(rng, name):
         assert np.isfinite(grad).all()
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_by_the_formula(rng, name):
+    """Forward over forward gives the same for operands that are broadcast as for copies."""
+    *shapes, expected = SHAPES[name]
+    x = tuple(normal(rng, *shape) for shape in shapes)
+
+    def curved(f):
+        tangents = tuple(map(jnp.cos, x))
+        return jax.jvp(lambda *x: jax.jvp(f, x, tuple(map(jnp.sin, x)))[1], x, tangents)
+
+    def copied(*x):
+        return interop.attention(*(jnp.broadcast_to(y, (*expected[:-2], *y.shape[-2:])) for y in x))
+
+    assert_close(*(curved(f) for f in (interop.attention, copied)))
+
+
 def test_inputs_are_not_modified(rng):
     operands, options = problem(rng, "all")
     before = {n: np.array(x) for n, x in operands.items()}

@@ -145,6 +145,32 @@ def test_functions_with_shared_operands(rng, lead):
         np.testing.assert_allclose(gradient, getattr(true, name), rtol=0, atol=1e-11)
 
 
+BROADCAST = {
+    "one head of values": ((3, N_Q, 4), (3, N_K, 4), (1, N_K, 2)),
+    "no heads of values": ((3, N_Q, 4), (3, N_K, 4), (N_K, 2)),
+    "one head of keys": ((3, N_Q, 4), (1, N_K, 4), (3, N_K, 2)),
+    "one query head": ((1, N_Q, 4), (3, N_K, 4), (3, N_K, 2)),
+    "one query head, packed": ((N_Q, 1, 4), (N_K, 3, 4), (N_K, 3, 2)),
+    "one head of values, packed": ((N_Q, 3, 4), (N_K, 3, 4), (N_K, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", BROADCAST)
+def test_functions_beside_heads_that_are_broadcast(rng, name):
+    x = [rng.standard_normal(shape) for shape in BROADCAST[name]]
+    options = {
+        "score_mod": lambda s, b, h, q, k: s * (1 + h) + b,
+        "mask_mod": lambda b, h, q, k: k > 0,
+    }
+    if "packed" in name:
+        options |= {"cu_seqlens_q": np.array([0, 2, N_Q]), "cu_seqlens_k": np.array([0, 2, N_K])}
+    saved = sdpa.attention_forward(*x, **options)
+    grad_out = rng.standard_normal(saved.out.shape)
+    true = sdpa.attention_backward(grad_out, *x, *saved, **options)
+    out, back = jax.vjp(lambda *x: interop.attention(*x, **options), *map(jnp.asarray, x))
+    assert_close((out, *back(jnp.asarray(grad_out))), (saved.out, *true[:3]))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_types_with_functions(rng, dtype):
     query, key, value = (jnp.asarray(rng.standard_normal((2, 5, 8)), dtype) for _ in range(3))

@@ -77,6 +77,21 @@ def plain(x):
     return {"out": p @ v / total, "lse": (m + np.log(total))[..., 0]}
 
 
+@pytest.mark.parametrize("size", [1e3, 1e10, 1e12, 1e20, -1e20])
+@pytest.mark.parametrize(("n_q", "n_k"), [(5, 7), (40, 300)])
+def test_weights_of_rows_whose_lse_is_far(isa, compute_dtype, n_q, n_k, size):
+    """Equal scores, beside which an lse has no digits: the weights of each row add up to 1."""
+    tokens = [np.zeros((n, 2), compute_dtype) for n in (n_q, n_k)]
+    value, grad_out = (np.ones((n, 3), compute_dtype) for n in (n_k, n_q))
+    w_score, bias = np.array([size, 0], compute_dtype), np.full(2, 50, compute_dtype)
+    x = *tokens, value, np.zeros((2, 2), compute_dtype), tokens[0][:2], w_score, bias
+    saved = sdpa.additive_attention_forward(*x)
+    grads = sdpa.additive_attention_backward(grad_out, *x, *saved)
+    np.testing.assert_allclose(saved.out, 1, rtol=1e-5)
+    np.testing.assert_allclose(grads.value, n_q / n_k, rtol=1e-5)
+    np.testing.assert_allclose(grads.w_score, 0, atol=1e-3)
+
+
 def rms(errors):
     return np.sqrt(np.mean(np.concatenate(errors) ** 2))
 

@@ -283,6 +283,17 @@ def test_dropout_without_a_seed_draws_anew(rng):
     assert not np.array_equal(one, two)
 
 
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e12])
+@pytest.mark.parametrize("more", [{}, {"dropout_p": 1e-9, "rng": 0}, {"softcap": 1e13}], ids=str)
+def test_weights_of_large_scores_sum_to_one(compute_dtype, size, more):
+    """Equal scores in the band and beside it: float32 has too few digits for their lse."""
+    x = np.zeros((200, 1), compute_dtype), *np.ones((2, 300, 1), compute_dtype)
+    x[0][:] = size
+    rel_key, rel_value = np.zeros((5, 1), compute_dtype), np.ones((5, 1), compute_dtype)
+    out = sdpa.shaw_attention(*x, rel_key, rel_value, scale=1.0, **more)
+    np.testing.assert_allclose(out, np.full_like(out, 2), rtol=1e-5)
+
+
 def test_one_vector_moves_all_keys_and_values(rng):
     """With D = 0 the weights do not change, and rel_value is added to each output."""
     x = draw(rng, np.float64, far=0)

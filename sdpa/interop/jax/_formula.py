@@ -12,7 +12,14 @@ import numpy as np
 from sdpa import _arrays, _table
 from sdpa._table import OPERANDS
 from sdpa.interop.jax._functions import changed, differentiable, shown
-from sdpa.interop.jax._primitives import Named, Options, Shapes, sum_to, with_suffix
+from sdpa.interop.jax._primitives import (
+    Named,
+    Options,
+    Shapes,
+    lead_of,
+    sum_to,
+    with_suffix,
+)
 
 _MASKS = [name for name, option in _table.OPTIONS.items() if option.axes == "hqk"]
 
@@ -132,7 +139,8 @@ def attention(named: Named, options: Options) -> Any:
     if is_packed:
         q = _in_use(q, named["cu_seqlens_q"])
         k, v = (_in_use(x, named["cu_seqlens_k"]) for x in (k, v))
-    k, v = (_arrays.repeat_heads(x, q.shape[-3], jnp.repeat) for x in (k, v))
+    n_heads = lead_of(named, options)[-1]  # query may have one, which is broadcast
+    k, v = (_arrays.repeat_heads(x, n_heads, jnp.repeat) for x in (k, v))
 
     n_q, n_k = q.shape[-2], k.shape[-2]
     visible = _visible(named, options, n_q, n_k)

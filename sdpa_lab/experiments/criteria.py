@@ -17,6 +17,7 @@ sigma = 1 at every length: `best_sigma` measures where they are.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -81,9 +82,10 @@ def gradients_over_sigma(
     True
     """
     rows: list[dict[str, Cell]] = []
-    for length, width, correlation in ((a, b, c) for a in n for b in d_k for c in rho):
-        measured = _measured(length, width, correlation, tuple(sigma), draws, seed)
-        for i, spread in enumerate(sigma):
+    spreads = tuple(sigma)
+    for length, width, correlation in product(n, d_k, rho):
+        measured = _measured(length, width, correlation, spreads, draws, seed)
+        for i, spread in enumerate(spreads):
             laws = _laws(length, width, spread) if correlation == 0 else {}
             for target in TARGETS:
                 square, median, dead = (
@@ -137,7 +139,7 @@ def best_sigma(
     """
     rows: list[dict[str, Cell]] = []
     grid = np.array(tuple(sigma))
-    for length, width, correlation in ((a, b, c) for a in n for b in d_k for c in rho):
+    for length, width, correlation in product(n, d_k, rho):
         measured = _measured(length, width, correlation, tuple(grid), draws, seed)
         chosen = stream(seed, "bootstrap", length, width).integers(0, draws, (BOOTSTRAP, draws))
         for target in TARGETS:
@@ -193,7 +195,7 @@ def averaging(
     np.True_
     """
     rows: list[dict[str, Cell]] = []
-    for length, share in ((a, b) for a in n for b in common):
+    for length, share in product(n, common):
         rng = stream(seed, "averaging", length, str(share))
         shared = rng.standard_normal((draws, 1, D_MODEL), np.float32)
         x = rng.standard_normal((draws, length, D_MODEL), np.float32)

@@ -78,6 +78,7 @@ def output_scale(
     >>> round(short / long)                                      # the root of 1024/64
     4
     """
+    spreads, shares = tuple(sigma), tuple(common)
     rows: list[dict[str, Cell]] = []
     for length in n:
         rng = stream(seed, "output scale", length)
@@ -85,10 +86,10 @@ def output_scale(
         key = rng.standard_normal((draws, length, 1))
         value = rng.standard_normal((draws, length, D_K))
         shared = rng.standard_normal((draws, 1, D_K))
-        for width in sigma:
+        for width in spreads:
             mixed = sdpa.attention(np.ones((draws, 1, 1)), key, value, scale=float(width))
             spread = theory.weights(length, float(width)).sum_p2
-            for share in common:
+            for share in shares:
                 out = sqrt(share) * shared + sqrt(1 - share) * mixed
                 law = sqrt(share + (1 - share) * spread)
                 std = Draws((out**2).mean(axis=(1, 2)), "root_mean", law)

@@ -43,6 +43,44 @@ def test_growth(growth):
     assert list(growth["d_k"]) == [4, 4, 64, 64, 256, 256]
 
 
+ARGUMENTS = {
+    "averaging": {"n": (8, 16), "common": (0.0, 0.5), "draws": 3},
+    "best_sigma": {"n": (8, 16), "d_k": (4, 8), "rho": (0.0, 0.5), "sigma": (1, 2, 4), "draws": 3},
+    "correlated_growth": {"d_k": (4, 8), "rho": (0.0, 0.5), "rank": (4, 8), "n": (4, 8)},
+    "coverage": {"d_k": (4, 8), "n": (4, 8), "draws": 3, "matrices_each": 3},
+    "critical": {"n": (8, 16), "families": ("normal", "uniform"), "draws": 3},
+    "exponents": {"d_k": (4, 8), "n": (4, 8), "draws": 6, "batches": 2},
+    "first_step": {"d_k": (4, 8), "optimisers": ("SGD", "Adam"), "powers": (0.0, 0.5), "draws": 2},
+    "freezing": {"sigma": (1, 2), "n": (4, 8), "draws": 3},
+    "gradients": {"d_k": (4, 8), "n": (4, 8), "draws": 3},
+    "gradients_over_sigma": {
+        "n": (8, 16),
+        "d_k": (4, 8),
+        "rho": (0, 1),
+        "sigma": (1, 2),
+        "draws": 3,
+    },
+    "growth": {"d_k": (4, 8), "n": (4, 8), "draws": 3},
+    "initialisers": {"d_k": (4, 8), "n": (4, 8), "names": ("Glorot", "Kaiming"), "draws": 3},
+    "normality": {"d_k": (4, 8), "n": (4, 8), "draws": 3},
+    "output_scale": {"n": (8, 16), "sigma": (0, 1), "common": (0.0, 0.5), "draws": 3},
+    "overflow": {"d_k": (4, 8), "n": (4, 8), "draws": 3},
+    "saturation": {"d_k": (4, 8), "n": (4, 8), "draws": 3},
+    "scale_effect": {"x": np.ones((30, 2, 4), np.float32), "d_k": (4, 8)},
+    "scale_over_length": {"n": (8, 16), "rules": ("1/sqrt(d_k)", "ln n"), "draws": 3},
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_every_argument_may_be_read_once_only(name):
+    """An iterator has no values left for the second round of a loop."""
+    values, experiment = ARGUMENTS[name], getattr(lab, name)
+    once = {
+        key: iter(value) if isinstance(value, tuple) else value for key, value in values.items()
+    }
+    assert str(experiment(**once)) == str(experiment(**values))
+
+
 @pytest.mark.parametrize("components", COMPONENTS)
 def test_only_mean_and_variance_of_the_components_count(components):
     sampler, m4 = COMPONENTS[components]

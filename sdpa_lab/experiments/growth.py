@@ -95,7 +95,7 @@ def growth(
     Table
         Columns components, d_k, n; mean and variance (about 0) of q.k; variance_scaled, that of
         q.k/sqrt(d_k); variance_row, that of the scaled scores within a row; kurtosis (excess) and
-        spread, the squared deviation of the variance of one matrix from d_k, relative to d_k^2.
+        spread, the squared deviation of the variance of one matrix from its law, relative to that.
         Laws: `theory.score_variance`, `row_variance`, and for keys of mean 0 `excess_kurtosis` and,
         if components are normal, `mean_square_spread`.
 
@@ -131,11 +131,11 @@ def growth(
                     found["row"], predicted=theory.row_variance(width, width**-0.5)
                 ),
                 "kurtosis": Draws(
-                    found["fourth"] / width**2 - 3,
+                    found["fourth"] / variance**2 - 3,
                     predicted=None if mean_key else theory.excess_kurtosis(width, m4, m4),
                 ),
                 "spread": Draws(
-                    (found["square"] / width - 1) ** 2,
+                    (found["square"] / variance - 1) ** 2,
                     predicted=spread if components == "normal" and not mean_key else None,
                 ),
             }

@@ -81,6 +81,18 @@ def test_every_argument_may_be_read_once_only(name):
     assert str(experiment(**once)) == str(experiment(**values))
 
 
+def test_kurtosis_and_spread_of_keys_with_a_mean():
+    """Of (q.k)^4 / Var(q.k)^2, which the mean of the keys spreads; their products are independent.
+
+    For k = z + 2 the fourth moment is 3 + 6 4 + 16 = 43 and the variance about 0 is 5.
+    """
+    row = lab.growth([16], [16], mean_key=2.0, draws=400).row(d_k=16)
+    law = theory.excess_kurtosis(16, 3.0, 43 / 25)
+    found = row["kurtosis"].estimate(LEVEL)
+    assert found.low < law < found.high < 1
+    assert row["spread"].estimate().value < 0.5
+
+
 @pytest.mark.parametrize("components", COMPONENTS)
 def test_only_mean_and_variance_of_the_components_count(components):
     sampler, m4 = COMPONENTS[components]

@@ -118,8 +118,8 @@ def best_sigma(
     Parameters
     ----------
     n, d_k, rho, sigma, draws, seed
-        As for `gradients_over_sigma`. The maximum is searched on the grid `sigma`, and between
-        its points by a parabola in ln(sigma) through the largest and its neighbours.
+        As for `gradients_over_sigma`. The maximum is searched on the grid `sigma`, of numbers above
+        0, and between its points by a parabola in ln(sigma) through the largest and its neighbours.
 
     Returns
     -------
@@ -138,7 +138,9 @@ def best_sigma(
     (np.True_, np.True_)
     """
     rows: list[dict[str, Cell]] = []
-    grid = np.array(tuple(sigma))
+    grid = np.unique(np.array(tuple(sigma), np.float64))
+    if not (grid > 0).all() or not len(grid):
+        raise ValueError(f"sigma: expected numbers above 0, got {grid.tolist()}")
     for length, width, correlation in product(n, d_k, rho):
         measured = _measured(length, width, correlation, tuple(grid), draws, seed)
         chosen = stream(seed, "bootstrap", length, width).integers(0, draws, (BOOTSTRAP, draws))
@@ -394,7 +396,8 @@ def best(values: Floats, grid: Floats, chosen: npt.NDArray[np.int64]) -> tuple[E
 
 
 def peak(curves: Floats, grid: Floats) -> Floats:
-    """Where curves over a geometric grid, (..., grid), are largest: on a parabola, or at an end."""
+    """Where curves over an ascending grid, (..., grid), are largest, by the parabola through the
+    largest and its neighbours in the logarithms of both; or at an end."""
     i = np.argmax(curves, axis=-1)
     if len(grid) < 3:
         return np.asarray(grid[i])
@@ -403,7 +406,9 @@ def peak(curves: Floats, grid: Floats) -> Floats:
         np.log(np.take_along_axis(curves, inner[..., None] + step, axis=-1)[..., 0] + 1e-300)
         for step in (-1, 0, 1)
     )
+    below, above = np.log(grid[inner] / grid[inner - 1]), np.log(grid[inner + 1] / grid[inner])
+    rise, fall = (middle - left) / below, (middle - right) / above
     between = i == inner  # where the curve bends down, so that it has a vertex
-    bend = np.where(between, 2 * (left - 2 * middle + right), 1)
-    offset = np.where(between, (left - right) / bend, 0)
-    return np.asarray(grid[i] * (grid[1] / grid[0]) ** offset)
+    bend = np.where(between, 2 * (rise + fall), 1)
+    offset = np.where(between, (rise * above - fall * below) / bend, 0)
+    return np.asarray(grid[i] * np.exp(offset))

@@ -177,11 +177,23 @@ def test_images_are_a_choice():
         ({"scale": "sqrt"}, r"scale: expected a number or one of 1/sqrt\(d_k\), .*, got 'sqrt'"),
         ({"input": "text"}, "input: expected one of random, digits, got 'text'"),
         ({"correlation": 1.5}, "correlation: expected 0 to 1, got 1.5"),
+        (
+            {"d_k": 1, "scale": "1/ln(d_k)"},
+            r"d_k: expected at least 2 for the scale 1/ln\(d_k\), got 1",
+        ),
     ],
 )
 def test_bad_knobs_are_refused(knobs, message):
     with pytest.raises(ValueError, match=message):
         explore.explore(**knobs)
+
+
+@pytest.mark.parametrize("knobs", [{"scale": -0.5}, {"scale": 0.0}, {"n": 1}])
+def test_the_picture_of_unusual_knobs(knobs):
+    pytest.importorskip("matplotlib")
+    figure = explore.plot_explored(explore.explore(16, **knobs))
+    (scores,) = (axes for axes in figure.axes if axes.get_title() == "density of the scores")
+    assert all((line.get_ydata() >= 0).all() for line in scores.lines)
 
 
 def test_the_picture_of_the_knobs():

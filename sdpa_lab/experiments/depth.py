@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sdpa
+from sdpa._arguments import choice
 
 from .. import style, theory
 from ..tools.estimate import Draws
@@ -134,7 +135,7 @@ def rank_collapse(
     np.True_
     """
     rows: list[dict[str, Cell]] = []
-    for stack in stacks:
+    for stack in [choice("stacks", name, STACKS) for name in stacks]:
         skip, normalised = STACKS[stack]
         for name, scale in SCALES.items():
             rng = stream(seed, "rank collapse")  # the same inputs and projections for all
@@ -235,6 +236,7 @@ def perturbation(
     >>> bool((found["scaled"] > 0).all())                      # a skip connection adds to it
     True
     """
+    choice("stack", stack, STACKS)
     rng = stream(seed, "perturbation")
     x = rng.standard_normal((draws, n, D_MODEL))
     step = 1e-6 * rng.standard_normal(x.shape)

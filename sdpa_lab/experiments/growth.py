@@ -327,7 +327,8 @@ def initialisers(
     True
     """
     rows: list[dict[str, Cell]] = []
-    for width, length, name in product(d_k, n, names):
+    known = [choice("names", name, INITIALISERS) for name in names]
+    for width, length, name in product(d_k, n, known):
         rng = stream(seed, "initialisers", name, width, length)
         found = []
         for _ in range(draws):

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sdpa
+from sdpa._arguments import choice
 
 from .. import style, theory
 from ..tools.estimate import Draws
@@ -108,11 +109,11 @@ def scale_over_length(
     >>> round(many / few)
     16
     """
-    named = tuple(rules)
+    known = [choice("rules", rule, RULES) for rule in rules]
     rows: list[dict[str, Cell]] = []
     for length in n:
         query, key = _unit_rows(draws, length, stream(seed, "scale over length", length))
-        for rule in named:
+        for rule in known:
             sigma = RULES[rule](length, base)
             found = _statistics(query, key, sigma)
             law = theory.weights(length, sigma)
@@ -230,7 +231,8 @@ def critical(
     array([1., 1.])
     """
     rows: list[dict[str, Cell]] = []
-    for family, length in product(families, n):
+    known = [choice("families", family, FAMILIES) for family in families]
+    for family, length in product(known, n):
         scores = FAMILIES[family](stream(seed, "critical", family, length), (draws, length))
         beta = half_weight(scores)
         law = critical_law(family, length)

@@ -1,10 +1,13 @@
 """The experiments on independent inputs: their laws hold, the seed decides, plots can be drawn."""
 
+import re
+
 import numpy as np
 import pytest
 
 import sdpa_lab as lab
 from sdpa_lab import theory
+from sdpa_lab.experiments import depth
 from sdpa_lab.experiments.growth import COMPONENTS, INITIALISERS
 from sdpa_lab.experiments.overflow import LARGEST
 
@@ -79,6 +82,21 @@ def test_every_argument_may_be_read_once_only(name):
         key: iter(value) if isinstance(value, tuple) else value for key, value in values.items()
     }
     assert str(experiment(**once)) == str(experiment(**values))
+
+
+@pytest.mark.parametrize(
+    ("call", "start"),
+    [
+        (lambda: lab.initialisers(names=["Glorot", "He"]), "names: expected '1/d_model', 'Glorot'"),
+        (lambda: lab.rank_collapse(1, stacks=["alone"]), "stacks: expected 'attention alone', "),
+        (lambda: lab.scale_over_length(rules=["n"]), "rules: expected '1/sqrt(d_k)', "),
+        (lambda: lab.critical(families=["cauchy"]), "families: expected 'normal', "),
+        (lambda: depth.perturbation(1, stack="alone"), "stack: expected 'attention alone', "),
+    ],
+)
+def test_unknown_names_are_refused_beside_those_that_are_known(call, start):
+    with pytest.raises(ValueError, match=f"^{re.escape(start)}"):
+        call()
 
 
 def test_kurtosis_and_spread_of_keys_with_a_mean():

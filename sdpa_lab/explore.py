@@ -97,7 +97,7 @@ def explore(
     ImportError
         Digits without scikit-learn.
     ValueError
-        `scale` or `input` is unknown, or `correlation` is out of range.
+        `scale` or `input` is unknown, or infinite for this `d_k`, or `correlation` is out of range.
 
     Examples
     --------
@@ -110,6 +110,8 @@ def explore(
         raise ValueError(f"input: expected one of {', '.join(INPUTS)}, got {input!r}")
     if isinstance(scale, str) and scale not in SCALES:
         raise ValueError(f"scale: expected a number or one of {', '.join(SCALES)}, got {scale!r}")
+    if scale == "1/ln(d_k)" and d_k < 2:
+        raise ValueError(f"d_k: expected at least 2 for the scale 1/ln(d_k), got {d_k}")
     if not 0 <= correlation <= 1:
         raise ValueError(f"correlation: expected 0 to 1, got {correlation}")
     factor = SCALES[scale](d_k) if isinstance(scale, str) else float(scale)
@@ -284,12 +286,13 @@ def _plot_scores(axes: Axes, explored: Explored) -> None:
     n, d_k, r = len(explored.scores), explored.d_k, explored.correlation
     axes.hist(explored.scores.ravel(), bins=31, density=True, color=style.SKY)
     x = np.linspace(*axes.get_xlim(), 201)
-    spread = explored.scale * sqrt(d_k)
-    itself = _normal(x, r * explored.scale * d_k, spread * sqrt(1 + r * r))
-    density = ((n - 1) * _normal(x, 0.0, spread) + itself) / n
-    style.prediction(axes, x, density, label="independent rows")
+    spread = abs(explored.scale) * sqrt(d_k)
+    if spread > 0:
+        itself = _normal(x, r * explored.scale * d_k, spread * sqrt(1 + r * r))
+        density = ((n - 1) * _normal(x, 0.0, spread) + itself) / n
+        style.prediction(axes, x, density, label="independent rows")
+        axes.legend()
     axes.set(xlabel="score", title="density of the scores")
-    axes.legend()
 
 
 def _normal(x: Array, mean: float, spread: float) -> Any:

@@ -16,7 +16,8 @@ in the same units, so that they compare between heads, lengths and inputs:
 
 where std is the standard deviation of all components about their means over the tokens; softmax
 does not depend on these means. If several query heads share a key head, its gradient is their sum
-and std(query) is taken over all of them.
+and std(query) is taken over all of them. Queries that see no key and keys that no query sees, such
+as padding, count nowhere.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def measure(
         Seed of the upstream gradient, which is needed with `value`.
     **options
         Options of `sdpa.attention`: scale, is_causal, softcap, window, key_lengths, ...; without
-        dropout and workers. Rows that see no key are left out.
+        dropout and workers. Queries that see no key and keys that no query sees are left out.
 
     Returns
     -------
@@ -88,7 +89,8 @@ def measure(
     Raises
     ------
     ValueError
-        Axes before the heads differ, or `sdpa.attention` refuses the arguments.
+        Axes before the heads differ, or those of key and value before the last, or `sdpa.attention`
+        refuses the arguments.
 
     Examples
     --------
@@ -105,6 +107,10 @@ def measure(
     if query.shape[:-3] != key.shape[:-3]:
         raise ValueError(
             f"key: expected axes {query.shape[:-3]} before the heads, as query, got {key.shape}"
+        )
+    if value is not None and value.shape[:-1] != key.shape[:-1]:
+        raise ValueError(
+            f"value: expected axes {key.shape[:-1]} before the last, as key, got {value.shape}"
         )
     figures = sequences(query, key, value, rng=stream(seed, "measure"), **options)
     heads = next(iter(figures.values())).shape[1]
@@ -189,14 +195,16 @@ def _gradients(
     grad_out = rng.standard_normal(out.shape, np.float32).astype(out.dtype)
     grads = sdpa.attention_backward(grad_out, query, key, value, out, lse, **options)
     heads, d_v = seen.shape[1], value.shape[-1]
+    seen_keys = _seen_keys(query, key, options)
     query_spread, key_spread, value_spread = (
-        _grouped(_spread(x, key.shape), heads) for x in (query, key, value)
+        _grouped(_spread(x, rows, seen_keys.shape[1]), heads)
+        for x, rows in ((query, seen), (key, seen_keys), (value, seen_keys))
     )
     units = [value_spread * key_spread, value_spread * query_spread, np.ones_like(key_spread)]
     figures: Figures = {}
     for name, unit in zip(("query", "key", "value"), units, strict=True):
         square = _by_head((np.asarray(getattr(grads, name), np.float64) ** 2).sum(axis=-1))
-        rows = seen if name == "query" else np.ones(square.shape, bool)
+        rows = seen if name == "query" else seen_keys
         figures |= _gradient(name, _grouped(square, heads) / (d_v * unit**2), _grouped(rows, heads))
     return figures
 
@@ -221,14 +229,27 @@ def _by_head(rows: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return np.asarray(rows, np.float64).reshape(-1, heads, rows.shape[-1])
 
 
-def _spread(x: npt.NDArray[Any], of_key: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """Standard deviation of all components about their means over tokens, by key head.
+def _seen_keys(
+    query: npt.NDArray[Any], key: npt.NDArray[Any], options: dict[str, Any]
+) -> npt.NDArray[np.bool_]:
+    """The keys that some query sees: (sequences, key heads, Lk)."""
+    # Without scores, slopes and sinks every weight that no mask forbids is far above 0.
+    even = options | {"scale": 0.0, "alibi_slopes": None, "sinks": None}
+    seen = _by_head(sdpa.attention_received(query, key, **even).total) != 0
+    heads = key.shape[-3] if key.ndim > 2 else 1
+    return np.asarray(seen.reshape(len(seen), heads, seen.shape[1] // heads, -1).any(axis=2))
+
+
+def _spread(
+    x: npt.NDArray[Any], rows: npt.NDArray[np.bool_], key_heads: int
+) -> npt.NDArray[np.float64]:
+    """Standard deviation of all components about their means over these rows, by key head.
 
     (sequences, key heads, 1); query heads that share a key head count together.
     """
-    variance = _by_head(np.asarray(x.var(axis=-2, dtype=np.float64).mean(axis=-1))[..., None])
-    heads = of_key[-3] if len(of_key) > 2 else 1
-    return np.asarray(np.sqrt(variance.reshape(len(variance), heads, -1).mean(-1, keepdims=True)))
+    by_head = x.reshape(*rows.shape, x.shape[-1])
+    variance = by_head.var(axis=-2, dtype=np.float64, where=rows.all() or rows[..., None])
+    return np.asarray(np.sqrt(variance.reshape(len(rows), key_heads, -1).mean(-1, keepdims=True)))
 
 
 def _grouped(x: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:

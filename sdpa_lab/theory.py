@@ -238,6 +238,8 @@ def weights(n: int, sigma: float) -> Weights:
     """
     if n < 1 or not 0 <= sigma < float("inf"):
         raise ValueError(f"n, sigma: expected n >= 1 and sigma >= 0, got {n} and {sigma}")
+    if n == 1:  # the quadrature may miss a 0 to either side, and gradients are roots
+        return Weights(0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0)
     row = _Row(n, sigma)
     p2, p3, p4 = (row.moment((k, 0)) for k in (2, 3, 4))
     p22 = row.moment((2, 0), (2, 0))

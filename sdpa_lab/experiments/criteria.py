@@ -17,6 +17,7 @@ sigma = 1 at every length: `best_sigma` measures where they are.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -81,9 +82,10 @@ def gradients_over_sigma(
     True
     """
     rows: list[dict[str, Cell]] = []
-    for length, width, correlation in ((a, b, c) for a in n for b in d_k for c in rho):
-        measured = _measured(length, width, correlation, tuple(sigma), draws, seed)
-        for i, spread in enumerate(sigma):
+    spreads = tuple(sigma)
+    for length, width, correlation in product(n, d_k, rho):
+        measured = _measured(length, width, correlation, spreads, draws, seed)
+        for i, spread in enumerate(spreads):
             laws = _laws(length, width, spread) if correlation == 0 else {}
             for target in TARGETS:
                 square, median, dead = (
@@ -116,8 +118,8 @@ def best_sigma(
     Parameters
     ----------
     n, d_k, rho, sigma, draws, seed
-        As for `gradients_over_sigma`. The maximum is searched on the grid `sigma`, and between
-        its points by a parabola in ln(sigma) through the largest and its neighbours.
+        As for `gradients_over_sigma`. The maximum is searched on the grid `sigma`, of numbers above
+        0, and between its points by a parabola in ln(sigma) through the largest and its neighbours.
 
     Returns
     -------
@@ -136,8 +138,10 @@ def best_sigma(
     (np.True_, np.True_)
     """
     rows: list[dict[str, Cell]] = []
-    grid = np.array(tuple(sigma))
-    for length, width, correlation in ((a, b, c) for a in n for b in d_k for c in rho):
+    grid = np.unique(np.array(tuple(sigma), np.float64))
+    if not (grid > 0).all() or not len(grid):
+        raise ValueError(f"sigma: expected numbers above 0, got {grid.tolist()}")
+    for length, width, correlation in product(n, d_k, rho):
         measured = _measured(length, width, correlation, tuple(grid), draws, seed)
         chosen = stream(seed, "bootstrap", length, width).integers(0, draws, (BOOTSTRAP, draws))
         for target in TARGETS:
@@ -193,7 +197,7 @@ def averaging(
     np.True_
     """
     rows: list[dict[str, Cell]] = []
-    for length, share in ((a, b) for a in n for b in common):
+    for length, share in product(n, common):
         rng = stream(seed, "averaging", length, str(share))
         shared = rng.standard_normal((draws, 1, D_MODEL), np.float32)
         x = rng.standard_normal((draws, length, D_MODEL), np.float32)
@@ -392,7 +396,8 @@ def best(values: Floats, grid: Floats, chosen: npt.NDArray[np.int64]) -> tuple[E
 
 
 def peak(curves: Floats, grid: Floats) -> Floats:
-    """Where curves over a geometric grid, (..., grid), are largest: on a parabola, or at an end."""
+    """Where curves over an ascending grid, (..., grid), are largest, by the parabola through the
+    largest and its neighbours in the logarithms of both; or at an end."""
     i = np.argmax(curves, axis=-1)
     if len(grid) < 3:
         return np.asarray(grid[i])
@@ -401,7 +406,9 @@ def peak(curves: Floats, grid: Floats) -> Floats:
         np.log(np.take_along_axis(curves, inner[..., None] + step, axis=-1)[..., 0] + 1e-300)
         for step in (-1, 0, 1)
     )
+    below, above = np.log(grid[inner] / grid[inner - 1]), np.log(grid[inner + 1] / grid[inner])
+    rise, fall = (middle - left) / below, (middle - right) / above
     between = i == inner  # where the curve bends down, so that it has a vertex
-    bend = np.where(between, 2 * (left - 2 * middle + right), 1)
-    offset = np.where(between, (left - right) / bend, 0)
-    return np.asarray(grid[i] * (grid[1] / grid[0]) ** offset)
+    bend = np.where(between, 2 * (rise + fall), 1)
+    offset = np.where(between, (rise * above - fall * below) / bend, 0)
+    return np.asarray(grid[i] * np.exp(offset))

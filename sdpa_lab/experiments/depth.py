@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sdpa
+from sdpa._arguments import choice
 
 from .. import style, theory
 from ..tools.estimate import Draws
@@ -78,6 +79,7 @@ def output_scale(
     >>> round(short / long)                                      # the root of 1024/64
     4
     """
+    spreads, shares = tuple(sigma), tuple(common)
     rows: list[dict[str, Cell]] = []
     for length in n:
         rng = stream(seed, "output scale", length)
@@ -85,10 +87,10 @@ def output_scale(
         key = rng.standard_normal((draws, length, 1))
         value = rng.standard_normal((draws, length, D_K))
         shared = rng.standard_normal((draws, 1, D_K))
-        for width in sigma:
+        for width in spreads:
             mixed = sdpa.attention(np.ones((draws, 1, 1)), key, value, scale=float(width))
             spread = theory.weights(length, float(width)).sum_p2
-            for share in common:
+            for share in shares:
                 out = sqrt(share) * shared + sqrt(1 - share) * mixed
                 law = sqrt(share + (1 - share) * spread)
                 std = Draws((out**2).mean(axis=(1, 2)), "root_mean", law)
@@ -133,7 +135,7 @@ def rank_collapse(
     np.True_
     """
     rows: list[dict[str, Cell]] = []
-    for stack in stacks:
+    for stack in [choice("stacks", name, STACKS) for name in stacks]:
         skip, normalised = STACKS[stack]
         for name, scale in SCALES.items():
             rng = stream(seed, "rank collapse")  # the same inputs and projections for all
@@ -234,6 +236,7 @@ def perturbation(
     >>> bool((found["scaled"] > 0).all())                      # a skip connection adds to it
     True
     """
+    choice("stack", stack, STACKS)
     rng = stream(seed, "perturbation")
     x = rng.standard_normal((draws, n, D_MODEL))
     step = 1e-6 * rng.standard_normal(x.shape)

@@ -9,6 +9,7 @@ defined. Loss L = sum(g * attention(q, k, v)).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,23 +57,22 @@ def gradients(
     (True, True)
     """
     rows: list[dict[str, Cell]] = []
-    for width in d_k:
-        for length in n:
-            found = gradient_norms(width, length, d_v=d_v, seed=seed, draws=draws)
-            for name, scale in SCALES.items():
-                law = theory.attention(length, width, scale, d_v=d_v)
-                row: dict[str, Cell] = {"scale": name, "d_k": width, "n": length}
-                for target in TARGETS:
-                    square = found[f"{target} {name}"]
-                    predicted = getattr(law, f"grad_{target}", None)
-                    tokens = length if target == "weight" else 1
-                    dead = square < DEAD**2 * d_v * tokens
-                    row |= {
-                        f"rms_{target}": Draws(square.mean(axis=1), "root_mean", predicted),
-                        f"median_{target}": Draws(square**0.5, "median"),
-                        f"dead_{target}": Draws(dead.mean(axis=1), "share"),
-                    }
-                rows.append(row)
+    for width, length in product(d_k, n):
+        found = gradient_norms(width, length, d_v=d_v, seed=seed, draws=draws)
+        for name, scale in SCALES.items():
+            law = theory.attention(length, width, scale, d_v=d_v)
+            row: dict[str, Cell] = {"scale": name, "d_k": width, "n": length}
+            for target in TARGETS:
+                square = found[f"{target} {name}"]
+                predicted = getattr(law, f"grad_{target}", None)
+                tokens = length if target == "weight" else 1
+                dead = square < DEAD**2 * d_v * tokens
+                row |= {
+                    f"rms_{target}": Draws(square.mean(axis=1), "root_mean", predicted),
+                    f"median_{target}": Draws(square**0.5, "median"),
+                    f"dead_{target}": Draws(dead.mean(axis=1), "share"),
+                }
+            rows.append(row)
     return Table(f"Norms of rows of gradients, d_v = {d_v}", rows)
 
 

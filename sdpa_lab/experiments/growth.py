@@ -95,7 +95,7 @@ def growth(
     Table
         Columns components, d_k, n; mean and variance (about 0) of q.k; variance_scaled, that of
         q.k/sqrt(d_k); variance_row, that of the scaled scores within a row; kurtosis (excess) and
-        spread, the squared deviation of the variance of one matrix from d_k, relative to d_k^2.
+        spread, the squared deviation of the variance of one matrix from its law, relative to that.
         Laws: `theory.score_variance`, `row_variance`, and for keys of mean 0 `excess_kurtosis` and,
         if components are normal, `mean_square_spread`.
 
@@ -108,40 +108,38 @@ def growth(
     """
     m4 = COMPONENTS[choice("components", components, COMPONENTS)][1]
     rows: list[dict[str, Cell]] = []
-    for width in d_k:
-        for length in n:
-            key = ("growth", components, width, length)
+    for width, length in product(d_k, n):
+        key = ("growth", components, width, length)
 
-            def moments(query: Array, key: Array) -> dict[str, Array]:
-                return _moments(query, key + mean_key)
+        def moments(query: Array, key: Array) -> dict[str, Array]:
+            return _moments(query, key + mean_key)
 
-            found = matrices(seed, key, draws, moments, (length, width), components)
-            variance, scaled = (
-                theory.score_variance(width, scale, mean_key=mean_key)
-                for scale in (1.0, width**-0.5)
-            )
-            spread = theory.mean_square_spread(length, length, width)
-            rows.append(
-                {
-                    "components": components,
-                    "d_k": width,
-                    "n": length,
-                    "mean": Draws(found["mean"], predicted=0.0),
-                    "variance": Draws(found["square"], predicted=variance),
-                    "variance_scaled": Draws(found["scaled"], predicted=scaled),
-                    "variance_row": Draws(
-                        found["row"], predicted=theory.row_variance(width, width**-0.5)
-                    ),
-                    "kurtosis": Draws(
-                        found["fourth"] / width**2 - 3,
-                        predicted=None if mean_key else theory.excess_kurtosis(width, m4, m4),
-                    ),
-                    "spread": Draws(
-                        (found["square"] / width - 1) ** 2,
-                        predicted=spread if components == "normal" and not mean_key else None,
-                    ),
-                }
-            )
+        found = matrices(seed, key, draws, moments, (length, width), components)
+        variance, scaled = (
+            theory.score_variance(width, scale, mean_key=mean_key) for scale in (1.0, width**-0.5)
+        )
+        spread = theory.mean_square_spread(length, length, width)
+        rows.append(
+            {
+                "components": components,
+                "d_k": width,
+                "n": length,
+                "mean": Draws(found["mean"], predicted=0.0),
+                "variance": Draws(found["square"], predicted=variance),
+                "variance_scaled": Draws(found["scaled"], predicted=scaled),
+                "variance_row": Draws(
+                    found["row"], predicted=theory.row_variance(width, width**-0.5)
+                ),
+                "kurtosis": Draws(
+                    found["fourth"] / variance**2 - 3,
+                    predicted=None if mean_key else theory.excess_kurtosis(width, m4, m4),
+                ),
+                "spread": Draws(
+                    (found["square"] / variance - 1) ** 2,
+                    predicted=spread if components == "normal" and not mean_key else None,
+                ),
+            }
+        )
     note = f", keys of mean {mean_key:g}" if mean_key else ""
     return Table(f"Scores of independent {components} components{note}", rows)
 
@@ -240,28 +238,27 @@ def coverage(
     True
     """
     rows: list[dict[str, Cell]] = []
-    for width in d_k:
-        for length in n:
-            count = draws * matrices_each
-            key = ("coverage", width, length)
-            found = matrices(seed, key, count, _squares, (length, width))
-            half = Z * found["std"] / length
-            entries = (abs(found["square"] - width) <= half).reshape(draws, matrices_each)
-            sets = found["square"].reshape(draws, matrices_each)
-            intervals = [mean(part) for part in sets]
-            covers = np.array([found.low <= width <= found.high for found in intervals], np.float64)
-            assumed = (2 + 6 / width) ** 0.5 / length
-            true = theory.mean_square_spread(length, length, width) ** 0.5
-            rows.append(
-                {
-                    "d_k": width,
-                    "n": length,
-                    "entries": Draws(
-                        entries.mean(axis=1), "share", 1 - theory.outside(Z * assumed / true)
-                    ),
-                    "draws": Draws(covers, "share", LEVEL),
-                }
-            )
+    for width, length in product(d_k, n):
+        count = draws * matrices_each
+        key = ("coverage", width, length)
+        found = matrices(seed, key, count, _squares, (length, width))
+        half = Z * found["std"] / length
+        entries = (abs(found["square"] - width) <= half).reshape(draws, matrices_each)
+        sets = found["square"].reshape(draws, matrices_each)
+        intervals = [mean(part) for part in sets]
+        covers = np.array([found.low <= width <= found.high for found in intervals], np.float64)
+        assumed = (2 + 6 / width) ** 0.5 / length
+        true = theory.mean_square_spread(length, length, width) ** 0.5
+        rows.append(
+            {
+                "d_k": width,
+                "n": length,
+                "entries": Draws(
+                    entries.mean(axis=1), "share", 1 - theory.outside(Z * assumed / true)
+                ),
+                "draws": Draws(covers, "share", LEVEL),
+            }
+        )
     return Table("Share of 95 % intervals that cover the variance", rows)
 
 
@@ -330,29 +327,28 @@ def initialisers(
     True
     """
     rows: list[dict[str, Cell]] = []
-    for width in d_k:
-        for length in n:
-            for name in names:
-                rng = stream(seed, "initialisers", name, width, length)
-                found = []
-                for _ in range(draws):
-                    x = rng.standard_normal((length, d_model))
-                    w_query, w_key = _projections(name, rng, d_model, width)
-                    query = x @ w_query
-                    scores = sdpa.attention_weights(query, x @ w_key, stage="scores")
-                    found.append(((query**2).mean(), (scores**2).mean()))
-                components, squares = np.array(found).T
-                factor = d_model * INITIALISERS[name](d_model, width)
-                law = factor**2 * (1 + 2 / (length * d_model))
-                rows.append(
-                    {
-                        "initialiser": name,
-                        "d_k": width,
-                        "n": length,
-                        "components": Draws(components, predicted=factor),
-                        "scores": Draws(squares, predicted=law),
-                    }
-                )
+    known = [choice("names", name, INITIALISERS) for name in names]
+    for width, length, name in product(d_k, n, known):
+        rng = stream(seed, "initialisers", name, width, length)
+        found = []
+        for _ in range(draws):
+            x = rng.standard_normal((length, d_model))
+            w_query, w_key = _projections(name, rng, d_model, width)
+            query = x @ w_query
+            scores = sdpa.attention_weights(query, x @ w_key, stage="scores")
+            found.append(((query**2).mean(), (scores**2).mean()))
+        components, squares = np.array(found).T
+        factor = d_model * INITIALISERS[name](d_model, width)
+        law = factor**2 * (1 + 2 / (length * d_model))
+        rows.append(
+            {
+                "initialiser": name,
+                "d_k": width,
+                "n": length,
+                "components": Draws(components, predicted=factor),
+                "scores": Draws(squares, predicted=law),
+            }
+        )
     return Table(f"Variance of q and of scaled scores at initialisation, d_model = {d_model}", rows)
 
 

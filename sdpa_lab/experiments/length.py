@@ -15,6 +15,7 @@ family of scores has its own law in n. `sdpa_lab.longer` asks a trained head.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import product
 from math import log
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sdpa
+from sdpa._arguments import choice
 
 from .. import style, theory
 from ..tools.estimate import Draws
@@ -107,10 +109,11 @@ def scale_over_length(
     >>> round(many / few)
     16
     """
+    known = [choice("rules", rule, RULES) for rule in rules]
     rows: list[dict[str, Cell]] = []
     for length in n:
         query, key = _unit_rows(draws, length, stream(seed, "scale over length", length))
-        for rule in rules:
+        for rule in known:
             sigma = RULES[rule](length, base)
             found = _statistics(query, key, sigma)
             law = theory.weights(length, sigma)
@@ -228,19 +231,19 @@ def critical(
     array([1., 1.])
     """
     rows: list[dict[str, Cell]] = []
-    for family in families:
-        for length in n:
-            scores = FAMILIES[family](stream(seed, "critical", family, length), (draws, length))
-            beta = half_weight(scores)
-            law = critical_law(family, length)
-            rows.append(
-                {
-                    "family": family,
-                    "n": length,
-                    "beta": Draws(beta, "median"),
-                    "ratio": Draws(beta / law, "median"),
-                }
-            )
+    known = [choice("families", family, FAMILIES) for family in families]
+    for family, length in product(known, n):
+        scores = FAMILIES[family](stream(seed, "critical", family, length), (draws, length))
+        beta = half_weight(scores)
+        law = critical_law(family, length)
+        rows.append(
+            {
+                "family": family,
+                "n": length,
+                "beta": Draws(beta, "median"),
+                "ratio": Draws(beta / law, "median"),
+            }
+        )
     return Table("Inverse temperature at which the largest weight is 1/2", rows)
 
 

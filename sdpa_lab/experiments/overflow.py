@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from math import erf, log, sqrt
 from typing import TYPE_CHECKING
 
@@ -54,25 +55,24 @@ def overflow(
     [True, False, False, False]
     """
     rows: list[dict[str, Cell]] = []
-    for width in d_k:
-        for length in n:
-            found = matrices(seed, ("overflow", width, length), draws, _shares, (length, width))
-            for dtype, largest in LARGEST.items():
-                rows.append(
-                    {
-                        "dtype": dtype,
-                        "d_k": width,
-                        "n": length,
-                        "score": Draws(found[f"score {dtype}"], "share"),
-                        "plain": Draws(
-                            found[f"plain {dtype}"],
-                            "share",
-                            theory.outside(log(largest) / sqrt(width), width) / 2,
-                        ),
-                        "row": Draws(found[f"row {dtype}"], "share"),
-                        "shifted": Draws(found[f"shifted {dtype}"], "share"),
-                    }
-                )
+    for width, length in product(d_k, n):
+        found = matrices(seed, ("overflow", width, length), draws, _shares, (length, width))
+        for dtype, largest in LARGEST.items():
+            rows.append(
+                {
+                    "dtype": dtype,
+                    "d_k": width,
+                    "n": length,
+                    "score": Draws(found[f"score {dtype}"], "share"),
+                    "plain": Draws(
+                        found[f"plain {dtype}"],
+                        "share",
+                        theory.outside(log(largest) / sqrt(width), width) / 2,
+                    ),
+                    "row": Draws(found[f"row {dtype}"], "share"),
+                    "shifted": Draws(found[f"shifted {dtype}"], "share"),
+                }
+            )
     return Table("Unscaled scores that overflow", rows)
 
 

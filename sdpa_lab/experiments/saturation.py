@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
@@ -49,27 +50,26 @@ def saturation(
     (['scaled', 'unscaled'], True)
     """
     rows: list[dict[str, Cell]] = []
-    for width in d_k:
-        for length in n:
-            key = ("saturation", width, length)
-            found = matrices(seed, key, draws, _sharpness, (length, width))
-            for name, scale in SCALES.items():
-                law = theory.attention(length, width, scale)
-                entropy = found[f"entropy {name}"]
-                rows.append(
-                    {
-                        "scale": name,
-                        "d_k": width,
-                        "n": length,
-                        "entropy": Draws(entropy, predicted=law.entropy),
-                        "entropy_share": Draws(
-                            entropy / np.log(length), predicted=law.entropy / np.log(length)
-                        ),
-                        "max_weight": Draws(found[f"max {name}"], predicted=law.max_weight),
-                        "tensor_max": Draws(found[f"tensor {name}"]),
-                        "saturated": Draws(found[f"saturated {name}"], "share"),
-                    }
-                )
+    for width, length in product(d_k, n):
+        key = ("saturation", width, length)
+        found = matrices(seed, key, draws, _sharpness, (length, width))
+        for name, scale in SCALES.items():
+            law = theory.attention(length, width, scale)
+            entropy = found[f"entropy {name}"]
+            rows.append(
+                {
+                    "scale": name,
+                    "d_k": width,
+                    "n": length,
+                    "entropy": Draws(entropy, predicted=law.entropy),
+                    "entropy_share": Draws(
+                        entropy / np.log(length), predicted=law.entropy / np.log(length)
+                    ),
+                    "max_weight": Draws(found[f"max {name}"], predicted=law.max_weight),
+                    "tensor_max": Draws(found[f"tensor {name}"]),
+                    "saturated": Draws(found[f"saturated {name}"], "share"),
+                }
+            )
     return Table("Weights of independent queries and keys", rows)
 
 
@@ -106,22 +106,21 @@ def freezing(
     2
     """
     rows: list[dict[str, Cell]] = []
-    for length in n:
-        for width in sigma:
-            # One column of keys, queries all 1: the scores of a row are sigma times the keys.
-            found = matrices(
-                seed, ("freezing", length, str(float(width))), draws, _row_of(width), (length, 1)
-            )
-            law = theory.weights(length, float(width))
-            rows.append(
-                {
-                    "n": length,
-                    "sigma": float(width),
-                    "entropy": Draws(found["entropy"], predicted=law.entropy),
-                    "max_weight": Draws(found["max"], predicted=law.max_weight),
-                    "limit": theory.entropy_limit(length, float(width)),
-                }
-            )
+    for length, width in product(n, sigma):
+        # One column of keys, queries all 1: the scores of a row are sigma times the keys.
+        found = matrices(
+            seed, ("freezing", length, str(float(width))), draws, _row_of(width), (length, 1)
+        )
+        law = theory.weights(length, float(width))
+        rows.append(
+            {
+                "n": length,
+                "sigma": float(width),
+                "entropy": Draws(found["entropy"], predicted=law.entropy),
+                "max_weight": Draws(found["max"], predicted=law.max_weight),
+                "limit": theory.entropy_limit(length, float(width)),
+            }
+        )
     return Table("Softmax of independent normal scores", rows)
 
 

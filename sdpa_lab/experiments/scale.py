@@ -42,6 +42,7 @@ one weight is 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -152,22 +153,21 @@ def scale_effect(
         )
     d_model = x.shape[-1]  # and d_v
     rows = []
-    for kind, projection in enumerate(VARIANCES):
-        for width in d_k:
-            rng = np.random.default_rng([seed, kind, width])
-            scales = (width**-0.5, 1.0)
-            measured: list[list[Arrays]] = [[] for _ in scales]
-            for start in range(0, len(x), CHUNK):
-                layer = _draw(x[start : start + CHUNK], projection, width, rng)
-                for scale, parts in zip(scales, measured, strict=True):
-                    parts.append(_measure(layer, scale))
-                if progress is not None:
-                    progress(len(layer.x))
-            factor = (d_model * VARIANCES[projection](d_model, width)) ** 2
+    for (kind, projection), width in product(enumerate(VARIANCES), d_k):
+        rng = np.random.default_rng([seed, kind, width])
+        scales = (width**-0.5, 1.0)
+        measured: list[list[Arrays]] = [[] for _ in scales]
+        for start in range(0, len(x), CHUNK):
+            layer = _draw(x[start : start + CHUNK], projection, width, rng)
             for scale, parts in zip(scales, measured, strict=True):
-                joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-                iid = scale**2 * width * factor
-                rows.append(_row(projection, width, scale, iid, joined, d_model))
+                parts.append(_measure(layer, scale))
+            if progress is not None:
+                progress(len(layer.x))
+        factor = (d_model * VARIANCES[projection](d_model, width)) ** 2
+        for scale, parts in zip(scales, measured, strict=True):
+            joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            iid = scale**2 * width * factor
+            rows.append(_row(projection, width, scale, iid, joined, d_model))
     return rows
 
 

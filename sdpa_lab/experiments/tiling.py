@@ -38,7 +38,8 @@ def online(
     block : int
         Keys per step.
     **options
-        Of `sdpa.attention_forward`.
+        Of `sdpa.attention`, without out and workers. Keys that no mask lets through are there, with
+        the score -inf.
 
     Returns
     -------
@@ -62,27 +63,35 @@ def online(
     """
     if query.ndim != 2 or query.shape[0] != 1:
         raise ValueError(f"query: expected one query, (1, d_k), got {query.shape}")
-    whole = sdpa.attention_forward(query, key, value, **options)
-    scores = sdpa.attention_weights(query, key, stage="scores", **options)[0]
+    n, visible = len(key), options.pop("where", True)
+    whole = sdpa.attention_forward(query, key, value, where=visible, **options)
+    scores = sdpa.attention_weights(query, key, where=visible, stage="biased", **options)[0]
     rows: list[dict[str, float]] = []
-    parts: list[Any] = []
-    for end in range(block, len(key) + block, block):
-        seen = slice(end - block, end)
-        parts.append(sdpa.attention_forward(query, key[seen], value[seen], **options))
-        merged = sdpa.merge_attention(*zip(*parts, strict=True))
-        before = parts[0].lse if len(parts) > 1 else np.array([-np.inf])
-        parts = [merged]
+    total: sdpa.AttentionForward | None = None
+    for end in range(block, n + block, block):
+        # Keys keep their places, of which masks and biases speak.
+        own = (np.arange(n) < end) & (np.arange(n) >= end - block)
+        part = sdpa.attention_forward(query, key, value, where=own & visible, **options)
+        # A sink stands beside the keys of all blocks together.
+        options.pop("sinks", None)
+        before = np.array([-np.inf]) if total is None else total.lse
+        total = part if total is None else sdpa.merge_attention(*zip(total, part, strict=True))
         rows.append(
             {
-                "keys": min(end, len(key)),
+                "keys": min(end, n),
                 "largest": float(scores[:end].max()),
-                "lse": float(merged.lse[0]),
-                "kept": float(np.exp(before - merged.lse)[0]),
-                "share": float(np.exp(merged.lse - whole.lse)[0]),
-                "difference": float(abs(merged.out - whole.out).max()),
+                "lse": float(total.lse[0]),
+                "kept": _factor(before, total.lse),
+                "share": _factor(total.lse, whole.lse),
+                "difference": float(abs(total.out - whole.out).max()),
             }
         )
     return Table(f"One query, {len(key)} keys in blocks of {block}", rows)
+
+
+def _factor(lse: npt.NDArray[Any], later: npt.NDArray[Any]) -> float:
+    """e^(lse - later); 0 where nothing was seen yet."""
+    return float(np.exp(lse - later)[0]) if lse > -np.inf else 0.0
 
 
 @style.plot

@@ -1,10 +1,13 @@
 """The experiments on independent inputs: their laws hold, the seed decides, plots can be drawn."""
 
+import re
+
 import numpy as np
 import pytest
 
 import sdpa_lab as lab
 from sdpa_lab import theory
+from sdpa_lab.experiments import depth
 from sdpa_lab.experiments.growth import COMPONENTS, INITIALISERS
 from sdpa_lab.experiments.overflow import LARGEST
 
@@ -41,6 +44,71 @@ def gradients():
 def test_growth(growth):
     check_laws(growth, "mean", "variance", "variance_scaled", "variance_row", "kurtosis", "spread")
     assert list(growth["d_k"]) == [4, 4, 64, 64, 256, 256]
+
+
+ARGUMENTS = {
+    "averaging": {"n": (8, 16), "common": (0.0, 0.5), "draws": 3},
+    "best_sigma": {"n": (8, 16), "d_k": (4, 8), "rho": (0.0, 0.5), "sigma": (1, 2, 4), "draws": 3},
+    "correlated_growth": {"d_k": (4, 8), "rho": (0.0, 0.5), "rank": (4, 8), "n": (4, 8)},
+    "coverage": {"d_k": (4, 8), "n": (4, 8), "draws": 3, "matrices_each": 3},
+    "critical": {"n": (8, 16), "families": ("normal", "uniform"), "draws": 3},
+    "exponents": {"d_k": (4, 8), "n": (4, 8), "draws": 6, "batches": 2},
+    "first_step": {"d_k": (4, 8), "optimisers": ("SGD", "Adam"), "powers": (0.0, 0.5), "draws": 2},
+    "freezing": {"sigma": (1, 2), "n": (4, 8), "draws": 3},
+    "gradients": {"d_k": (4, 8), "n": (4, 8), "draws": 3},
+    "gradients_over_sigma": {
+        "n": (8, 16),
+        "d_k": (4, 8),
+        "rho": (0, 1),
+        "sigma": (1, 2),
+        "draws": 3,
+    },
+    "growth": {"d_k": (4, 8), "n": (4, 8), "draws": 3},
+    "initialisers": {"d_k": (4, 8), "n": (4, 8), "names": ("Glorot", "Kaiming"), "draws": 3},
+    "normality": {"d_k": (4, 8), "n": (4, 8), "draws": 3},
+    "output_scale": {"n": (8, 16), "sigma": (0, 1), "common": (0.0, 0.5), "draws": 3},
+    "overflow": {"d_k": (4, 8), "n": (4, 8), "draws": 3},
+    "saturation": {"d_k": (4, 8), "n": (4, 8), "draws": 3},
+    "scale_effect": {"x": np.ones((30, 2, 4), np.float32), "d_k": (4, 8)},
+    "scale_over_length": {"n": (8, 16), "rules": ("1/sqrt(d_k)", "ln n"), "draws": 3},
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_every_argument_may_be_read_once_only(name):
+    """An iterator has no values left for the second round of a loop."""
+    values, experiment = ARGUMENTS[name], getattr(lab, name)
+    once = {
+        key: iter(value) if isinstance(value, tuple) else value for key, value in values.items()
+    }
+    assert str(experiment(**once)) == str(experiment(**values))
+
+
+@pytest.mark.parametrize(
+    ("call", "start"),
+    [
+        (lambda: lab.initialisers(names=["Glorot", "He"]), "names: expected '1/d_model', 'Glorot'"),
+        (lambda: lab.rank_collapse(1, stacks=["alone"]), "stacks: expected 'attention alone', "),
+        (lambda: lab.scale_over_length(rules=["n"]), "rules: expected '1/sqrt(d_k)', "),
+        (lambda: lab.critical(families=["cauchy"]), "families: expected 'normal', "),
+        (lambda: depth.perturbation(1, stack="alone"), "stack: expected 'attention alone', "),
+    ],
+)
+def test_unknown_names_are_refused_beside_those_that_are_known(call, start):
+    with pytest.raises(ValueError, match=f"^{re.escape(start)}"):
+        call()
+
+
+def test_kurtosis_and_spread_of_keys_with_a_mean():
+    """Of (q.k)^4 / Var(q.k)^2, which the mean of the keys spreads; their products are independent.
+
+    For k = z + 2 the fourth moment is 3 + 6 4 + 16 = 43 and the variance about 0 is 5.
+    """
+    row = lab.growth([16], [16], mean_key=2.0, draws=400).row(d_k=16)
+    law = theory.excess_kurtosis(16, 3.0, 43 / 25)
+    found = row["kurtosis"].estimate(LEVEL)
+    assert found.low < law < found.high < 1
+    assert row["spread"].estimate().value < 0.5
 
 
 @pytest.mark.parametrize("components", COMPONENTS)

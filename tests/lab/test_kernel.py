@@ -30,6 +30,34 @@ def test_online_softmax_ends_with_attention_and_passes_through_attention_to_fewe
         lab.online(key, key, value)
 
 
+ONE_QUERY = {
+    "causal": {"is_causal": True, "query_offset": 170},
+    "sinks": {"sinks": 1.0},
+    "alibi": {"alibi_slopes": 0.1, "query_offset": 200},
+    "window": {"window": (50, 20), "query_offset": 200},
+    "key_lengths": {"key_lengths": 210},
+    "bias": {"attn_mask": np.linspace(-1, 1, 300)[None]},
+    "where": {"where": np.arange(300) % 7 > 1, "sinks": 0.3},
+    "nothing": {"where": False},
+    "dropout": {"dropout_p": 0.3, "rng": 5},
+    "softcap": {"softcap": 2.0, "scale": 3.0},
+    "score_mod": {"score_mod": lambda s, b, h, i, j: s - 0.01 * j},
+}
+
+
+@pytest.mark.parametrize("options", ONE_QUERY.values(), ids=ONE_QUERY)
+def test_online_softmax_with_options_ends_with_attention(rng, options):
+    """Keys of later blocks keep their places, and a sink counts once."""
+    query, key, value = (rng.standard_normal((n, 16)) for n in (1, 300, 300))
+    steps = lab.online(query, key, value, block=100, **options)
+    whole = sdpa.attention_forward(query, key, value, **options)
+    np.testing.assert_allclose(steps["lse"][-1], whole.lse[0], rtol=1e-14)
+    assert steps["difference"][-1] < 1e-14
+    assert steps["share"][-1] == pytest.approx(float(whole.lse[0] > -np.inf), rel=1e-13)
+    seen = sdpa.attention_weights(query, key, stage="biased", **options)[0]
+    np.testing.assert_array_equal(steps["largest"], np.maximum.accumulate(seen)[99::100])
+
+
 def test_memory_follows_the_matrix_for_numpy_alone():
     (row,) = lab.memory([3072]).rows
     assert row["matrix"] == 4 * 3072**2
@@ -149,11 +177,23 @@ def test_images_are_a_choice():
         ({"scale": "sqrt"}, r"scale: expected a number or one of 1/sqrt\(d_k\), .*, got 'sqrt'"),
         ({"input": "text"}, "input: expected one of random, digits, got 'text'"),
         ({"correlation": 1.5}, "correlation: expected 0 to 1, got 1.5"),
+        (
+            {"d_k": 1, "scale": "1/ln(d_k)"},
+            r"d_k: expected at least 2 for the scale 1/ln\(d_k\), got 1",
+        ),
     ],
 )
 def test_bad_knobs_are_refused(knobs, message):
     with pytest.raises(ValueError, match=message):
         explore.explore(**knobs)
+
+
+@pytest.mark.parametrize("knobs", [{"scale": -0.5}, {"scale": 0.0}, {"n": 1}])
+def test_the_picture_of_unusual_knobs(knobs):
+    pytest.importorskip("matplotlib")
+    figure = explore.plot_explored(explore.explore(16, **knobs))
+    (scores,) = (axes for axes in figure.axes if axes.get_title() == "density of the scores")
+    assert all((line.get_ydata() >= 0).all() for line in scores.lines)
 
 
 def test_the_picture_of_the_knobs():

@@ -11,6 +11,7 @@ from support.protocols import CopiedFromDevice
 import sdpa
 import sdpa_lab as lab
 from sdpa import reference
+from sdpa_lab.tools.inputs import stream
 
 
 def by_hand(query, key, **options):
@@ -84,6 +85,34 @@ def test_rows_that_see_nothing_count_nowhere(rng):
     assert np.isfinite(table["query_median"]).all()
 
 
+@pytest.mark.parametrize("padding", [0.0, 1e3, np.nan])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_padding_counts_nowhere(rng, padding, grouped):
+    """Neither among the rows of key and value nor in the units of the gradients."""
+    lengths = np.array([5, 20, 12])
+    query, key, value = (
+        rng.standard_normal((3, heads, 20, 8)) for heads in (4, *2 * [2 if grouped else 4])
+    )
+    hidden = np.arange(20) >= lengths[:, None]
+    padded = [np.where(hidden[:, None, :, None], padding, x) for x in (query, key, value)]
+    options = {"where": ~(hidden[:, None, :, None] | hidden[:, None, None]), "enable_gqa": grouped}
+    table = lab.measure(*padded, seed=3, **options)
+    upstream = stream(3, "measure").standard_normal(query.shape, np.float32)
+    squares = {name: np.empty((3, 4)) for name in ("query", "key", "value")}
+    for i, n in enumerate(lengths):
+        q, k, v, g = (x[i, :, :n] for x in (query, key, value, upstream.astype(np.float64)))
+        out, lse = sdpa.attention_forward(q, k, v, enable_gqa=grouped)
+        grads = sdpa.attention_backward(g, q, k, v, out, lse, enable_gqa=grouped)
+        # Query heads that share a key head count together.
+        stds = [np.sqrt(x.var(axis=1).reshape(len(k), -1).mean(axis=1)) for x in (q, k, v)]
+        units = {"query": stds[1] * stds[2], "key": stds[0] * stds[2], "value": np.ones(len(k))}
+        for name, unit in units.items():
+            rows = (getattr(grads, name) ** 2).sum(axis=2).mean(axis=1)
+            squares[name][i] = np.repeat(rows, 4 // len(rows)) / np.repeat(unit**2, 4 // len(k)) / 8
+    for name, found in squares.items():
+        np.testing.assert_allclose(table[f"{name}_rms"][:4], np.sqrt(found.mean(axis=0)), rtol=1e-9)
+
+
 def test_one_sequence_has_no_interval_and_several_have_one(rng):
     query, key = rng.standard_normal((2, 6, 2, 32, 8))
     one, several = lab.measure(query[0], key[0]), lab.measure(query, key)
@@ -122,6 +151,12 @@ def test_inputs_are_left_alone(rng):
 def test_sequences_that_do_not_match_are_refused(rng):
     with pytest.raises(ValueError, match=r"^key: expected axes \(3,\) before the heads, as query"):
         lab.measure(np.zeros((3, 2, 8, 4)), np.zeros((1, 2, 8, 4)))
+    # Its gradient would be summed over the sequences.
+    x = np.zeros((3, 2, 8, 4))
+    with pytest.raises(
+        ValueError, match=r"^value: expected axes \(3, 2, 8\) before the last, as key"
+    ):
+        lab.measure(x, x, x[:1])
 
 
 MEMORY = """

@@ -122,6 +122,22 @@ def test_the_peak_of_a_parabola():
     np.testing.assert_allclose(criteria.peak(curve, grid), np.exp(0.3))
     assert criteria.peak(grid, grid) == 4
     assert criteria.peak(1 / grid, grid) == 0.25
+    uneven = np.array([0.25, 1.0, 1.2, 3.0])
+    np.testing.assert_allclose(
+        criteria.peak(np.exp(-((np.log(uneven) - 0.3) ** 2)), uneven), np.exp(0.3)
+    )
+
+
+def test_a_grid_of_any_spacing_and_order():
+    settings = {"n": [64], "d_k": [64], "draws": 6}
+    even = lab.best_sigma(sigma=[1, 2, 4, 8], **settings).row(target="S")["by_rms"]
+    for sigma in ([8, 4, 2, 1], [1, 2, 4, 4, 8]):
+        assert lab.best_sigma(sigma=sigma, **settings).row(target="S")["by_rms"] == even
+    linear = lab.best_sigma(sigma=np.arange(1, 9), **settings).row(target="S")["by_rms"]
+    assert linear.value == pytest.approx(even.value, rel=0.1)
+    for sigma in ((), (0.0, 1.0), (-1.0, 1.0)):
+        with pytest.raises(ValueError, match=r"^sigma: expected numbers above 0, got"):
+            lab.best_sigma(sigma=sigma, **settings)
 
 
 def test_best_sigma_of_scores_is_where_theory_has_it():

@@ -64,6 +64,14 @@ def test_draws(n, sigma, rng):
         assert abs(draws.mean() - law) < 5 * draws.std() / len(draws) ** 0.5, name
 
 
+@pytest.mark.parametrize("sigma", [0.0, 0.1, 1.0, 30.0])
+def test_a_single_key_passes_no_gradient(sigma):
+    """The quadrature misses 0 by 1e-8 to either side, and norms are roots of it."""
+    assert theory.weights(1, sigma) == (0, 0, 1, 1, 1, 0, 0)
+    law = theory.attention(1, 8, sigma)
+    assert (law.grad_score, law.grad_query, law.grad_key, law.grad_value) == (0, 0, 0, 1)
+
+
 def test_both_kinds_of_grid_meet_at_sigma_one():
     """They agree to the error of the quadrature; d ln Z / d sigma is sigma (1 - sum p^2)."""
     below, above = theory.weights(100, 1 - 1e-6), theory.weights(100, 1.0)

@@ -356,7 +356,7 @@ def c_attention(
         out, lse = attention_forward(query, key, value, **ours)
         blind = lse.isneginf()[..., None]
         if torch.compiler.is_compiling() or blind.any():
-            mean = value.mean(2, keepdim=True)
+            mean = value.mean(2, keepdim=True).to(out.dtype)  # under autocast another than value's
             out = torch.where(blind, mean.repeat_interleave(query.shape[1] // key.shape[1], 1), out)
             weights = None if weights is None else torch.where(blind, 1 / n_k, weights)
     return out.transpose(1, 2).contiguous(), weights

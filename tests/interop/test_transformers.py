@@ -284,6 +284,19 @@ def test_the_mask_carries_its_pattern(pattern, rows, place):
         torch.testing.assert_close(found, expected, **CLOSE)
 
 
+@pytest.mark.parametrize("is_blind", [False, True])
+def test_autocast(is_blind):
+    """The output has autocast's type, also where a query sees no key."""
+    q, k, v = (torch.randn(2, 4, 3, 8) for _ in range(3))
+    seen = torch.ones(2, 1, 3, 3, dtype=torch.bool)
+    seen[1, 0, 1] = not is_blind
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = c_attention(torch.nn.Module(), q, k, v, seen)
+    assert found.dtype == torch.bfloat16
+    if is_blind:
+        torch.testing.assert_close(found[1, 1], v[1].mean(1).to(torch.bfloat16))
+
+
 def test_no_keys():
     """As eager: nothing is the sum of nothing."""
     q = torch.randn(2, 1, 3, 8)

@@ -215,15 +215,18 @@ def _last_query_is_at_last_key(where: dict[str, Any], kv_end: int) -> bool:
     return bool(_number(last) + 1 == kv_end)
 
 
+def _has_values() -> bool:
+    """Whether tensors may be asked: a graph serves all values, and torch.func a batch of them."""
+    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
 def _padding(attention_mask: torch.Tensor | None, kv_length: int, kv_offset: int) -> Any:
     """The padding (batch, 1, 1, kv_length), or None if all keys are there."""
     if attention_mask is None:
         return None
     padding = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
     padding = torch.nn.functional.pad(padding, (0, kv_length - padding.shape[1]))
-    # A graph must serve all values of the padding.
-    is_known = not torch.compiler.is_compiling()
-    return None if is_known and padding.all() else padding[:, None, None, :]
+    return None if _has_values() and padding.all() else padding[:, None, None, :]
 
 
 def c_attention_mask(
@@ -355,8 +358,8 @@ def c_attention(
     else:
         out, lse = attention_forward(query, key, value, **ours)
         blind = lse.isneginf()[..., None]
-        if torch.compiler.is_compiling() or blind.any():
-            mean = value.mean(2, keepdim=True)
+        if not _has_values() or blind.any():
+            mean = value.mean(2, keepdim=True).to(out.dtype)  # under autocast another than value's
             out = torch.where(blind, mean.repeat_interleave(query.shape[1] // key.shape[1], 1), out)
             weights = None if weights is None else torch.where(blind, 1 / n_k, weights)
     return out.transpose(1, 2).contiguous(), weights

@@ -93,11 +93,15 @@ def test_gradients(rng, bias):
 
 
 def test_gradcheck(rng, bias):
-    assert gradcheck(attended, (*operands(rng), bias), check_forward_ad=True)
+    assert gradcheck(
+        attended, (*operands(rng), bias), check_forward_ad=True, check_batched_grad=True
+    )
 
 
 def test_gradgradcheck(rng, bias):
-    assert gradgradcheck(attended, (*operands(rng), bias), check_fwd_over_rev=True)
+    assert gradgradcheck(
+        attended, (*operands(rng), bias), check_fwd_over_rev=True, check_batched_grad=True
+    )
 
 
 @pytest.mark.parametrize("score_mod", [None, relative], ids=["mask", "mask and bias"])

@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+import threading
 import warnings
 
 import pytest
@@ -177,6 +178,37 @@ def test_nested_and_repeated(rng, calls):
     uninstall()
     F.scaled_dot_product_attention(q, k, v)
     assert len(calls) == 2
+
+
+def test_threads_that_install_at_once(monkeypatch):
+    """None takes away what another one is putting in its place."""
+    layer, code = F.multi_head_attention_forward, flex_attention.flex_attention.__code__
+    put, found = _batching.put, []
+    is_amid, others_came = threading.Event(), threading.Event()
+
+    def slowly(library):
+        is_amid.set()
+        others_came.wait(0.2)
+        put(library)
+
+    def change():
+        is_amid.wait()
+        with install(flex=True):
+            found.append(flex_attention.flex_attention.__code__ is not code)
+        others_came.set()
+
+    monkeypatch.setattr(_batching, "put", slowly)
+    others = [threading.Thread(target=change) for _ in range(3)]
+    for thread in others:
+        thread.start()
+    install(flex=True)
+    for thread in others:
+        thread.join()
+    assert found == [True] * 3
+    assert _install._installed
+    uninstall()
+    assert F.multi_head_attention_forward is layer
+    assert flex_attention.flex_attention.__code__ is code
 
 
 def test_dropout_is_refused_by_the_kernel():

@@ -1,6 +1,7 @@
 """PyTorch's layers of attention on sdpa.interop.torch.install, with their weights."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 from support.pytorch import ITS_OWN_WARNINGS
@@ -11,6 +12,7 @@ with warnings.catch_warnings():
 
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from sdpa.interop.torch import install, uninstall
 
@@ -100,6 +102,31 @@ def test_without_a_batch(calls):
         ours = results(layer, x)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert "attention_weights" in calls
+
+
+class Tagged(torch.Tensor):
+    """A class that overrides PyTorch's functions, to do what they do."""
+
+
+class Silent(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["default device", "mode", "class"])
+def test_weights_where_functions_are_overridden(calls, name):
+    """PyTorch's function then calls itself; its weights were None."""
+    layer, x = layer_and_inputs("plain")
+    kind = Tagged if name == "class" else torch.Tensor
+    x = [y.detach().as_subclass(kind) for y in x]
+    scope = {"default device": torch.device("cpu"), "mode": Silent()}.get(name, nullcontext())
+    with scope:
+        theirs = layer(*x, average_attn_weights=False)
+        with install():
+            ours = layer(*x, average_attn_weights=False)
+    assert all(type(found) is kind for found in (*theirs, *ours))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert calls == ["attention_forward", "attention_weights"]
 
 
 def test_weights_are_those_of_the_dropout(calls):

@@ -142,6 +142,47 @@ def test_weights_of_a_sequence(rng, name, sequence):
         assert gradgradcheck(f, tuple(x.values()), check_fwd_over_rev=True)
 
 
+@pytest.mark.parametrize("transform", ["jvp", "grad", "vmap", "vmap of grad"])
+def test_weights_of_a_sequence_under_torch_func(rng, transform):
+    """All rows are checked before those of the sequence are taken, also where they are wrapped."""
+    q, k, _ = operands(rng)
+    sinks = torch.from_numpy(rng.standard_normal(6))
+    own = tuple(slice(sum(n[:2]), sum(n[:3])) for n in (LENGTHS_Q, LENGTHS_K))
+
+    def of_sequence(q, k, sinks):
+        options = CU | {"sequence": 2, "enable_gqa": True, "sinks": sinks}
+        return interop.attention_weights(q, k, **options)
+
+    def alone(q, k, sinks):
+        q, k = (x[rows].transpose(0, 1) for x, rows in zip((q, k), own, strict=True))
+        return interop.attention_weights(q, k, enable_gqa=True, sinks=sinks)
+
+    def result(f):
+        if transform == "jvp":
+            return func.jvp(f, (q, k, sinks), (q, k, sinks))
+        of_one = func.grad(lambda *x: f(*x).square().sum(), (0, 1, 2))
+        if transform == "grad":
+            return of_one(q, k, sinks)
+        batch = torch.stack([q, -q], 1), k, torch.stack([sinks, 2 * sinks])
+        return func.vmap(f if transform == "vmap" else of_one, (1, None, 0))(*batch)
+
+    torch.testing.assert_close(result(of_sequence), result(alone))
+
+
+def test_another_default_device(rng):
+    """Tensors that the bridge makes to cut out a sequence are on the CPU."""
+    x = operands(rng)[1]
+    cu, lengths = CU["cu_seqlens_k"], torch.tensor([1, 2, 3, 0])
+    options = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "key_lengths": lengths}
+    expected = interop.attention_weights(x, x, **options, sequence=2)
+    torch.set_default_device("meta")
+    try:
+        found = interop.attention_weights(x, x, **options, sequence=2)
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(found, expected)
+
+
 def test_no_sequences():
     x, none = torch.ones(0, 2, 4, requires_grad=True), torch.zeros(1, dtype=torch.int32)
     out, lse = interop.attention_forward(x, x, x, cu_seqlens_q=none, cu_seqlens_k=none)

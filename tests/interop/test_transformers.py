@@ -118,6 +118,28 @@ def test_gradients(name, padding):
             torch.testing.assert_close(ours[parameter].grad, theirs.grad, rtol=0, atol=1e-5 * size)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_gradients_of_every_sample(name, padding):
+    """By vmap, under which no tensor can be asked; of the other models some do so themselves."""
+    given = inputs(name, padding)
+    eager, ours = pair(name)
+    parameters = {name: x.detach() for name, x in eager.named_parameters()}
+
+    def loss(model, parameters, given):
+        batch = {name: x[None] for name, x in given.items()}
+        out = torch.func.functional_call(model, parameters, (), batch)[0]
+        return (out.square() * batch["attention_mask"][..., None]).mean()
+
+    theirs, found = (
+        torch.func.vmap(torch.func.grad(partial(loss, model)), (None, 0))(parameters, given)
+        for model in (eager.eval(), ours.eval())
+    )
+    for parameter, expected in theirs.items():
+        size = float(expected.abs().max().clamp(min=1))
+        torch.testing.assert_close(found[parameter], expected, rtol=0, atol=1e-5 * size)
+
+
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "bert"])
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -282,6 +304,19 @@ def test_the_mask_carries_its_pattern(pattern, rows, place):
         torch.testing.assert_close(weights, expected, **CLOSE)
         expected = (expected @ v.repeat_interleave(2, 1)).transpose(1, 2)
         torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("is_blind", [False, True])
+def test_autocast(is_blind):
+    """The output has autocast's type, also where a query sees no key."""
+    q, k, v = (torch.randn(2, 4, 3, 8) for _ in range(3))
+    seen = torch.ones(2, 1, 3, 3, dtype=torch.bool)
+    seen[1, 0, 1] = not is_blind
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = c_attention(torch.nn.Module(), q, k, v, seen)
+    assert found.dtype == torch.bfloat16
+    if is_blind:
+        torch.testing.assert_close(found[1, 1], v[1].mean(1).to(torch.bfloat16))
 
 
 def test_no_keys():

@@ -350,12 +350,23 @@ def attention_weights(
     return use.weights(stage, *arguments)
 
 
+def _memory(x: Any) -> Any:
+    """The tensor under the wrappers of torch.func; zeros of its shape for one of a batch."""
+    functorch = torch._C._functorch
+    while isinstance(x, torch.Tensor) and functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return torch.zeros((), dtype=x.dtype, device="cpu").expand(x.shape)
+        x = functorch.get_unwrapped(x)
+    return x
+
+
 def _of_sequence(arguments: Sequence[Any], sequence: Any) -> tuple[Any, ...]:
     """The arguments with the rows of this sequence alone, after checking all of them."""
     _, operands, options = split(arguments)
-    (query, key, _), keywords = keywords_of(operands, options)
-    no_rows = slice(0, 0)
-    sdpa.attention_weights(query, key, **keywords, sequence=sequence, queries=no_rows)
+    with torch._C._DisableFuncTorch():
+        (query, key, _), keywords = keywords_of(list(map(_memory, operands)), options)
+        no_rows = slice(0, 0)
+        sdpa.attention_weights(query, key, **keywords, sequence=sequence, queries=no_rows)
     return one_sequence(arguments, _arguments.integer("sequence", sequence))
 
 

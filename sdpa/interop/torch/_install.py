@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -66,7 +68,21 @@ class _Replacement:
         self.library.impl(name, kernel, "CPU", with_keyset=True, allow_override=True)
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _installed: list[_Replacement] = []
+_lock = threading.RLock()
+
+
+def _one_at_a_time(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function, for which a thread waits until no other is amid a change."""
+
+    @functools.wraps(function)
+    def locked(*args: _P.args, **options: _P.kwargs) -> _R:
+        with _lock:
+            return function(*args, **options)
+
+    return locked
 
 
 def _isa() -> str:
@@ -160,6 +176,7 @@ class Installation:
     def __enter__(self) -> Installation:
         return self
 
+    @_one_at_a_time
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -173,6 +190,7 @@ class Installation:
             _installed[0].set_flex(flex)
 
 
+@_one_at_a_time
 def install(*, half: bool = False, flex: bool = False) -> Installation:
     """Make sdpa the kernel behind PyTorch's fused attention on the CPU, in the whole process.
 
@@ -256,6 +274,7 @@ def install(*, half: bool = False, flex: bool = False) -> Installation:
     return Installation(None)
 
 
+@_one_at_a_time
 def uninstall() -> None:
     """Undo `install`: PyTorch runs its own kernel again.
 

@@ -15,11 +15,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import handle_torch_function, has_torch_function
 
 from sdpa import _warnings
 from sdpa.interop.torch._attention import attention_weights, scaled_dot_product_attention
 
 _NAME = "multi_head_attention_forward"
+# PyTorch's function asks the classes of these whether they override it.
+_OVERRIDING = (
+    *("query", "key", "value", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
+    *("out_proj_weight", "out_proj_bias"),
+)
 
 
 class _Attention:
@@ -78,6 +84,11 @@ class Layers:
             given = signature.bind(*args, **options)
             if not given.arguments.get("need_weights", True) or not takes(given.arguments["query"]):
                 return theirs(*args, **options)
+            operands = tuple(given.arguments[name] for name in _OVERRIDING)
+            if has_torch_function(operands):
+                # Classes and modes, such as a default device, come first: they call this function
+                # in their turn, while the copy would ask them without its request for weights.
+                return handle_torch_function(ours, operands, *args, **options)
             return _with_weights(theirs, given)
 
         self._ours = ours

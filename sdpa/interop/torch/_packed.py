@@ -42,14 +42,14 @@ def one_sequence(args: Sequence[Any], sequence: int) -> tuple[Any, ...]:
     own, parts = named(args), spans(args)
     for names, x, part in zip((["query"], ["key", "value"]), "qk", parts[sequence], strict=True):
         own |= {name: rows(own[name], part) for name in names}
-        cumulative = torch.zeros(sequence + 2, dtype=torch.int64)
+        cumulative = torch.zeros(sequence + 2, dtype=torch.int64, device="cpu")
         cumulative[-1] = part.stop - part.start
         own[f"cu_seqlens_{x}"] = cumulative
     for name in _PER_SEQUENCE:
         if own[name] is not None:
             own[name] = own[name].expand(len(parts))[: sequence + 1]
     if own["key_lengths"] is not None:
-        lengths = torch.zeros(sequence + 1, dtype=torch.int64)
+        lengths = torch.zeros(sequence + 1, dtype=torch.int64, device="cpu")
         lengths[-1] = own["key_lengths"][-1]
         own["key_lengths"] = lengths
     return tuple(own.values())

@@ -307,6 +307,29 @@ def _lowered(program: Program | None, level: torch.Tensor) -> Callable[..., Any]
 # ------------------------------------------------------------------------------- functions
 
 
+def _is_legacy_batch(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x)
+
+
+def _legacy_vmap(call: Callable[..., Any], args: Tensors) -> Any:
+    """A call for each entry of a batch of PyTorch's older vmap, that of `is_grads_batched`.
+
+    It has rules for operators alone, and none of these is one.
+    """
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    in_dims = [0 if _is_legacy_batch(x) else None for x in args]
+    own = [
+        torch._remove_batch_dim(x, level, 1, 0) if dim == 0 else x
+        for x, dim in zip(args, in_dims, strict=True)
+    ]
+    size = next(len(x) for x, dim in zip(own, in_dims, strict=True) if dim == 0)
+    found, _ = call_by_call(call, size, in_dims, own)
+    if not isinstance(found, tuple):
+        return torch._add_batch_dim(found, 0, level)
+    return tuple(torch._add_batch_dim(x, 0, level) for x in found)
+
+
 def _function(kernel: Callable[..., Any], **rules: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel as a function of autograd with these rules."""
 
@@ -325,6 +348,8 @@ def _function(kernel: Callable[..., Any], **rules: Callable[..., Any]) -> Callab
     function.vmap = staticmethod(vmap)
 
     def call(*args: Any) -> Any:
+        if any(map(_is_legacy_batch, args)):
+            return _legacy_vmap(call, args)
         return kernel(*args) if is_plain(args) else function.apply(*args)
 
     return call

@@ -77,7 +77,8 @@ def attend(
         float16, bfloat16, float32 or float64. The part that `rows` selects is read at once.
     keys : array_like or store, (..., heads, Lk, d_k)
         Of query's dtype or, beside a float32 query, float16 or bfloat16. A store has shape and
-        dtype, and returns arrays for `keys[index]` with a slice per axis.
+        dtype, and returns arrays for `keys[index]` with a slice per axis. They stay as they are
+        while others are read: a store that fills one buffer each time returns copies of it.
     values : array_like or store, (..., heads, Lk, d_v)
         Of keys' dtype.
     block : int, default 8192

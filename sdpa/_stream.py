@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -306,7 +307,9 @@ class Reader(Generic[T]):
 
     def __enter__(self) -> Reader[T]:
         try:
-            thread = Thread(target=self._serve, name="sdpa-read", daemon=True)
+            # In the caller's context, by which a store may read, and NumPy judge its errors.
+            run = copy_context().run
+            thread = Thread(target=run, args=(self._serve,), name="sdpa-read", daemon=True)
             thread.start()
         except RuntimeError:  # by the system, by this interpreter, or at its end
             return self

@@ -77,7 +77,8 @@ def attend(
         float16, bfloat16, float32 or float64. The part that `rows` selects is read at once.
     keys : array_like or store, (..., heads, Lk, d_k)
         Of query's dtype or, beside a float32 query, float16 or bfloat16. A store has shape and
-        dtype, and returns arrays for `keys[index]` with a slice per axis.
+        dtype, and returns arrays for `keys[index]` with a slice per axis. They stay as they are
+        while others are read: a store that fills one buffer each time returns copies of it.
     values : array_like or store, (..., heads, Lk, d_v)
         Of keys' dtype.
     block : int, default 8192
@@ -419,20 +420,30 @@ class BlockProblem:
         return {name: mask.unread for name, mask in self.masks.items()}
 
     def check_out(self, rows: slice, out: Array | None) -> None:
-        """Check the result's array like `attention_forward`, and fill it with zeros."""
+        """Check the result's array like `attention_forward`.
+
+        It is written when all has been read: a store may read from the same memory, or the same
+        file, which nothing here can know.
+        """
         if out is None:
             return
         operands = (self.query, self.keys, self.values, *self.masks.values())
-        # Of options, those that the call below gets as copies, or not at all.
+        # Of options, those that the check below gets as copies, or not at all.
         given = {x.name: x.source for x in operands} | self.whole.options | self.per_head
         for f in self.whole.functions:
             given |= {f"{f.name}_args[{i}]": x for i, x in enumerate(f.args)}
         _arguments.check_overlap(out, given)
-        self._without_keys(rows, out)
+        operands, options = self._without_keys(rows)
+        if getattr(out, "dtype", None) == self.compute_type():
+            operands[0] = widen(operands[0])
+        with _warnings.silenced():  # all were warned of as a whole
+            _core._check_attention(*operands, out=out, **options)
 
     def out_shape(self) -> tuple[int, ...]:
         """(..., heads, Lq, d_v) after broadcasting."""
-        shape = list(self._without_keys(slice(0, 0), None).out.shape)
+        operands, options = self._without_keys(slice(0, 0))
+        with _warnings.silenced():  # all were warned of as a whole
+            shape = list(_core.attention(*operands, **options).shape)
         shape[self.query.axis] = self.whole.n_q
         return tuple(shape)
 
@@ -447,18 +458,14 @@ class BlockProblem:
     def operand(self, name: str) -> Operand:
         return {"query": self.query, "key": self.keys, "value": self.values}[name]
 
-    @_warnings.silenced()  # all were warned of as a whole
-    def _without_keys(self, rows: slice, out: Array | None) -> _core.AttentionForward:
-        """Attention of these queries to no key, without reading anything."""
-        query, key, value = (
+    def _without_keys(self, rows: slice) -> tuple[list[Array], dict[str, Any]]:
+        """Operands and options of attention of these queries to no key; nothing is read."""
+        operands = [
             operand.unread[operand.index(part)]
             for operand, part in ((self.query, rows), (self.keys, NO_KEYS), (self.values, NO_KEYS))
-        )
-        if getattr(out, "dtype", None) == self.compute_type():
-            query = widen(query)
+        ]
         masks = {name: mask.unread[mask.cut(rows, NO_KEYS)] for name, mask in self.masks.items()}
-        options = self.whole.block(rows, NO_KEYS) | masks
-        return _core.attention_forward(query, key, value, out=out, **options)
+        return operands, self.whole.block(rows, NO_KEYS) | masks
 
     def read(self, rows: slice, columns: slice) -> tuple[Array, Array, Masks]:
         """Keys, values and masks of a block."""

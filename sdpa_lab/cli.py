@@ -67,6 +67,7 @@ RANGES: Mapping[str, Mapping[str, float]] = {
     "matrices_each": {"low": 2},
     "batches": {"low": 2},
     "turns": {"low": 2},
+    "base": {"low": 2},
     "n": {"low": 2},
     "seed": {"low": 0},
     "sigma": {"low": 0},
@@ -208,7 +209,9 @@ def run(options: argparse.Namespace, writable: Callable[[str], Path]) -> tuple[T
         False after Ctrl-C: the table has what was measured until then.
     """
     name = options.experiment
-    csv_path, pdf_path = (writable(x) if x else None for x in (options.csv, options.pdf))
+    csv_path, pdf_path = (None if x is None else writable(x) for x in (options.csv, options.pdf))
+    if csv_path and pdf_path and csv_path.resolve() == pdf_path.resolve():
+        raise ValueError(f"--pdf: expected another file than that of --csv, got {pdf_path}")
     if pdf_path:
         style.subplots()  # an ImportError comes now, not after the measurement
     table, complete = measured(name, {x: getattr(options, x) for x in arguments(name)})

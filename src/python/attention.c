@@ -199,9 +199,11 @@ static int run_second(sdpa_call *call) { return sdpa_call_run(call, sdpa_attenti
 
 /* ------------------------------------------------------------------------------------ the functions */
 
-static int check_nothing_more(sdpa_call *call, PyArrayObject **results) {
-    (void)call, (void)results;
-    return 0;
+static int check_forward(sdpa_call *call, PyArrayObject **results) {
+    if (!call->options.out) return 0;
+    const int status = make_out(call, results);
+    sdpa_drop(1, results);
+    return status;
 }
 
 static int check_backward(sdpa_call *call, PyArrayObject **results) {
@@ -252,7 +254,7 @@ int sdpa_attention_add(PyObject *module) {
         /* The checks of attention_forward and attention_backward, for functions written in Python that must refuse
          * their arguments before they prepare operands. */
         {CHECK, "_check_attention", SDPA_FUNCTION(check_attention), IN(FORWARD), 3, {OPERANDS}, doc_check_attention,
-         NO_TYPE, 0, check_nothing_more, NULL},
+         NO_TYPE, 0, check_forward, NULL},
         {CHECK_BACKWARD, "_check_attention_backward", SDPA_FUNCTION(check_attention_backward), IN(BACKWARD), 6,
          {BACKWARD_OPERANDS}, doc_check_attention_backward,
          NO_TYPE, 0, check_backward, NULL},

@@ -1,5 +1,6 @@
 """sdpa.blocks: any source, any blocks, every option, against a call on the whole and the oracle."""
 
+import contextvars
 import inspect
 import threading
 from types import SimpleNamespace
@@ -478,6 +479,35 @@ def test_the_next_block_is_read_while_one_is_computed(rng, monkeypatch):
     assert len(keys.rows()) == 6
     assert threading.get_ident() not in keys.threads - {threading.get_ident()}
     assert len(keys.threads) == 2  # the empty block is read by the caller
+
+
+def test_blocks_are_read_in_the_context_of_the_call(rng):
+    factor = contextvars.ContextVar("factor", default=1.0)
+
+    class Scaled(Store):
+        def __getitem__(self, index):
+            return super().__getitem__(index) * factor.get()
+
+    def attend():
+        factor.set(2.0)
+        return blocks.attend(x["query"], Scaled(x["keys"]), x["values"], block=10).out
+
+    x = tensors(rng)
+    got = contextvars.copy_context().run(attend)
+    expected = blocks.attend(x["query"], x["keys"] * 2, x["values"], block=10).out
+    assert_same_bits(got, expected)
+
+
+def test_errors_of_numpy_in_a_store_are_treated_as_the_caller_says(rng):
+    class Logarithms(Store):
+        def __getitem__(self, index):
+            return np.log(super().__getitem__(index))
+
+    x = tensors(rng)
+    keys = np.abs(x["keys"])
+    keys[:, :, 20:] *= -1  # behind the first block
+    with np.errstate(invalid="raise"), pytest.raises(FloatingPointError):
+        blocks.attend(x["query"], Logarithms(keys), x["values"], block=10)
 
 
 @pytest.mark.parametrize("needs", [None, ("query",), ("key", "value")], ids=str)

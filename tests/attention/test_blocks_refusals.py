@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.blocks import D_K, D_V, N_K, N_Q, Store, tensors
 from support.calls import message
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, normal
 
 import sdpa
 from sdpa import blocks
@@ -114,7 +114,7 @@ def test_out(rng):
     "name", ["sinks", "scale", "alibi_slopes", "key_lengths", "score_args", "captured"]
 )
 def test_out_is_apart_from_options(name, dtype, rng):
-    """It is written first: they would be read as zeros."""
+    """Also where they could be read before it is written."""
     x, out = tensors(rng, dtype), np.ones((2, 4, N_Q, D_V), dtype)
     per_head = out[0, :, 0, 0]
     options, place = {name: per_head}, name
@@ -130,6 +130,37 @@ def test_out_is_apart_from_options(name, dtype, rng):
     assert text == (
         f"out: expected memory not shared with an input, got an array that overlaps {place}"
     )
+    assert (out == 1).all()
+
+
+@pytest.mark.parametrize("name", ["query", "keys", "values"])
+def test_out_is_written_when_all_has_been_read(name, rng):
+    """A store may read from its memory, which nothing but the store knows."""
+    arrays = normal(rng, (3, 2, 40, 8), np.float32)
+    x = dict(zip(("query", "keys", "values"), arrays, strict=True))
+    expected, out = blocks.attend(**x, block=10).out, x[name].copy()
+    blocks.attend(**x | {name: Store(out)}, block=10, out=out)
+    assert_same_bits(out, expected)
+
+
+def test_out_may_be_another_map_of_a_file_that_is_read(rng, tmp_path):
+    x = normal(rng, (2, 40, 8), np.float32)
+    expected = blocks.attend(x, x, x, block=10).out
+    x.tofile(tmp_path / "x")
+    once, again = (np.memmap(tmp_path / "x", x.dtype, mode, shape=x.shape) for mode in ("r", "r+"))
+    assert_same_bits(blocks.attend(once, once, once, block=10, out=again).out, expected)
+
+
+def test_out_stays_as_it_is_where_a_store_fails(rng):
+    class Failing(Store):
+        def __getitem__(self, index):
+            if index[-2].start == 20:
+                raise OSError
+            return super().__getitem__(index)
+
+    x, out = tensors(rng, np.float32), np.ones((2, 4, N_Q, D_V), np.float32)
+    with pytest.raises(OSError):  # noqa: PT011 - of this class
+        blocks.attend(x["query"], Failing(x["keys"]), x["values"], block=10, out=out)
     assert (out == 1).all()
 
 

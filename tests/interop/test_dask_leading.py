@@ -12,6 +12,7 @@ import dask.array as da  # noqa: E402
 import zarr  # noqa: E402
 
 from sdpa.interop import dask as lazy  # noqa: E402
+from sdpa.interop.dask._leading import kept  # noqa: E402
 
 N_Q, N_K, D_K, D_V = 10, 12, 8, 5
 NAMES = ("query", "key", "value")
@@ -100,6 +101,48 @@ def test_every_option_with_leading_axes(name, in_memory, split, rng, tmp_path):
             assert actual.shape == true.shape
             assert actual.dtype == true.dtype
             close(actual.compute(), true)
+
+
+def changed(*arrays):
+    """In place, as the next step of a loop does."""
+    for array in arrays:
+        array[...] = False if array.dtype == bool else 1
+
+
+CHANGED = ("lengths", "offsets", "mask", "mask of batch", "per head", "functions")
+
+
+@SPLIT
+@pytest.mark.parametrize("name", CHANGED)
+def test_arrays_may_change_before_the_tasks_run(name, split, rng):
+    """Results are those of the moment of the call, as of Dask's own functions."""
+    x = operands(rng)
+    options = {
+        name: tuple(map(np.copy, a)) if isinstance(a, tuple) and name == "score_args"
+        else a.copy() if isinstance(a, np.ndarray) else a
+        for name, a in OPTIONS[name].items()
+    }  # fmt: skip
+    expected = sdpa.attention_forward(*x.values(), **options)
+    grad = normal(rng, expected.out.shape, np.float64)
+    gradients = sdpa.attention_backward(grad, *x.values(), *expected, **options)[:3]
+    given = [*x.values(), grad, *map(np.copy, expected)]
+    made = lazy.attention(*x.values(), split=split, block=5, chunks=4, **options)
+    back = lazy.attention_backward(grad, *x.values(), *given[-2:], chunks=4, **options)[:3]
+    changed(*given, *(a for a in options.values() if isinstance(a, np.ndarray)))
+    changed(*options.get("score_args", ()))
+    for actual, true in zip((made, *back), (expected.out, *gradients), strict=True):
+        close(actual.compute(), true)
+
+
+def test_which_arrays_are_not_copied(tmp_path):
+    """Mapped files, and views that would take more memory."""
+    mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=(20, 8))
+    bias = sdpa.bias.t5_relative(np.ones((32, 4), np.float32), 30, 40)
+    for x in mapped, np.asarray(mapped)[2:], bias:
+        assert np.shares_memory(kept(x), x)
+    shared = np.broadcast_to(np.ones(8, np.float32), (20, 8))
+    assert not np.shares_memory(kept(shared), shared)
+    assert kept(shared).strides == shared.strides
 
 
 def test_functions_of_two_batch_axes(rng):

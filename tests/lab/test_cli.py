@@ -116,6 +116,11 @@ def test_lab_alone_lists_the_experiments(capsys):
     [
         (("critical", "--families", "odd"), "python -m sdpa lab critical: unknown name 'odd'"),
         (("saturation", "--csv", "/"), "python -m sdpa: cannot write /"),
+        (("saturation", "--pdf", ""), "python -m sdpa: cannot write .: it is a folder"),
+        (
+            ("saturation", "--csv", "/dev/null", "--pdf", "/dev/../dev/null"),
+            "python -m sdpa lab saturation: --pdf: expected another file than that of --csv, got ",
+        ),
         (
             ("growth", "--components", "odd"),
             "python -m sdpa lab growth: components: expected 'normal', 'uniform' or 'sign', got",
@@ -134,6 +139,7 @@ def test_lab_refuses(arguments, message):
         (("lab", "saturation", "--draws", "1"), "--draws: expected at least 2, got 1"),
         (("lab", "saturation", "--n", "64", "0"), "--n: expected at least 2, got 0"),
         (("lab", "saturation", "--d-k", "0"), "--d-k: expected at least 1, got 0"),
+        (("lab", "scale_over_length", "--base", "1"), "--base: expected at least 2, got 1"),
         (("lab", "saturation", "--seed", "-1"), "--seed: expected at least 0, got -1"),
         (("lab", "freezing", "--sigma", "-1"), "--sigma: expected at least 0, got -1.0"),
         (("lab", "growth", "--mean-key", "nan"), "--mean-key: expected a finite number, got nan"),

@@ -48,7 +48,7 @@ from sdpa.interop.dask._chunks import (
     out_targets,
     sizes_of,
 )
-from sdpa.interop.dask._leading import MASKS, Leading, Parts, every
+from sdpa.interop.dask._leading import MASKS, Leading, Parts, every, kept
 from sdpa.interop.dask._tasks import (
     ROW_TERMS,
     Attend,
@@ -89,8 +89,8 @@ def attention(
     key, value : store or dask.array.Array, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
         Stores, such as arrays of Zarr, are opened by the workers, which read what they need and
         nothing that causality, windows or key lengths hide. Dask arrays must have the same chunks
-        along Lk, and get one task per pair of chunks along Lq and Lk. Arrays of NumPy and mapped
-        files travel with the tasks.
+        along Lk, and get one task per pair of chunks along Lq and Lk. Arrays of NumPy, copied now
+        as Dask copies them, and mapped files travel with the tasks.
     out : Zarr array or pair of them, optional
         Where the result is to be written; (out, lse) if return_lse is True. Neither is an input.
         Their attribute "complete" is False from now on, and True once everything has been written.
@@ -280,14 +280,13 @@ def attention_backward(
     >>> np.allclose(lazy.key.compute(), whole.key, atol=1e-5)
     True
     """
-    operands = {"grad_out": grad_out, "query": query, "key": key, "value": value, "out": out}
-    operands |= {"lse": lse, "grad_lse": grad_lse}
     needs = checked_needs(needs, OPERANDS)
     call = blocks.BlockProblem(attention_backward, query, key, value, _with_stand_ins(options))
     upstream = blocks.UpstreamOperands(call, grad_out, out, lse, grad_lse, needs)
-    operands |= {x.name: x.source for x in (call.query, call.keys, call.values)}
-    operands |= {x.name: x.source for x in upstream.operands if x is not None}
     leading, size = Leading(call, options), _arguments.count("block", block, 1)
+    operands: dict[str, Any] = {name: leading.arrays[name] for name in OPERANDS}
+    operands |= {x.name: kept(x.source) for x in upstream.operands if x is not None}
+    operands.setdefault("grad_lse", None)
     leading.check_whole_rows(operands)
     into = gradient_targets(into, needs, call, operands | inputs_of(call))
     given = leading.arrays | {name: x for name, x in operands.items() if x is not None}

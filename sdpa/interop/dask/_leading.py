@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from mmap import mmap
 from typing import Any
 
 import dask.array as da
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from sdpa import blocks
 from sdpa._arguments import arrays
+from sdpa._arrays import distinct
 from sdpa._programs import of_part
 from sdpa._table import OPTIONS, PROGRAMS
 
@@ -73,6 +76,23 @@ def part_of(x: Any, parts: Parts) -> Any:
     return x[parts] if isinstance(x, (np.ndarray, da.Array)) else View(x, parts)
 
 
+def kept(x: Any) -> Any:
+    """An array that its owner may change before the tasks run, as it is now.
+
+    Dask copies arrays for the same reason. Mapped files stay, which are as large as stores, and so
+    do views with fewer elements in memory than in their shape, such as those of `sdpa.bias`.
+    """
+    if not isinstance(x, np.ndarray) or _is_mapped(x):
+        return x
+    own = distinct(x)
+    low, high = byte_bounds(own)
+    return x if high - low < own.nbytes else np.broadcast_to(own.copy(), x.shape)
+
+
+def _is_mapped(x: Any) -> bool:
+    return isinstance(x, (np.memmap, mmap)) or (isinstance(x, np.ndarray) and _is_mapped(x.base))
+
+
 class Leading:
     """The leading axes of the result of a call, and where those of other arrays lie on them."""
 
@@ -81,12 +101,14 @@ class Leading:
         self.is_packed: bool = call.whole.packed
         self.shape: tuple[int, ...] = shape[-2:-1] if self.is_packed else shape[:-2]
         operands = {"query": call.query, "key": call.keys, "value": call.values, **call.masks}
-        self.arrays: dict[str, Any] = {name: x.source for name, x in operands.items()}
+        self.arrays: dict[str, Any] = {name: kept(x.source) for name, x in operands.items()}
         self.options: dict[str, Any] = {name: x for name, x in options.items() if x is not None}
         for name in set(self.options) - set(self.arrays) - set(PROGRAMS):
             if OPTIONS[name].is_array:
                 x = self.options[name]
-                self.arrays[name] = x if isinstance(x, da.Array) else arrays(**{name: x})[0]
+                self.arrays[name] = x if isinstance(x, da.Array) else kept(arrays(**{name: x})[0])
+        for function in call.whole.functions:
+            self.options[f"{function.name}_args"] = tuple(map(kept, function.args))
 
     def axes(self, name: str, ndim: int) -> dict[int, int]:
         """{axis of the result's leading ones: the array's own axis}."""

@@ -433,17 +433,17 @@ class BlockProblem:
         for f in self.whole.functions:
             given |= {f"{f.name}_args[{i}]": x for i, x in enumerate(f.args)}
         _arguments.check_overlap(out, given)
-        operands, options = self._without_keys(rows)
+        query, key, value, options = self._without_keys(rows)
         if getattr(out, "dtype", None) == self.compute_type():
-            operands[0] = widen(operands[0])
+            query = widen(query)
         with _warnings.silenced():  # all were warned of as a whole
-            _core._check_attention(*operands, out=out, **options)
+            _core._check_attention(query, key, value, out=out, **options)
 
     def out_shape(self) -> tuple[int, ...]:
         """(..., heads, Lq, d_v) after broadcasting."""
-        operands, options = self._without_keys(slice(0, 0))
+        query, key, value, options = self._without_keys(slice(0, 0))
         with _warnings.silenced():  # all were warned of as a whole
-            shape = list(_core.attention(*operands, **options).shape)
+            shape = list(_core.attention(query, key, value, **options).shape)
         shape[self.query.axis] = self.whole.n_q
         return tuple(shape)
 
@@ -458,14 +458,14 @@ class BlockProblem:
     def operand(self, name: str) -> Operand:
         return {"query": self.query, "key": self.keys, "value": self.values}[name]
 
-    def _without_keys(self, rows: slice) -> tuple[list[Array], dict[str, Any]]:
+    def _without_keys(self, rows: slice) -> tuple[Array, Array, Array, dict[str, Any]]:
         """Operands and options of attention of these queries to no key; nothing is read."""
-        operands = [
+        query, key, value = (
             operand.unread[operand.index(part)]
             for operand, part in ((self.query, rows), (self.keys, NO_KEYS), (self.values, NO_KEYS))
-        ]
+        )
         masks = {name: mask.unread[mask.cut(rows, NO_KEYS)] for name, mask in self.masks.items()}
-        return operands, self.whole.block(rows, NO_KEYS) | masks
+        return query, key, value, self.whole.block(rows, NO_KEYS) | masks
 
     def read(self, rows: slice, columns: slice) -> tuple[Array, Array, Masks]:
         """Keys, values and masks of a block."""

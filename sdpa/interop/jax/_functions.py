@@ -216,7 +216,7 @@ def _is_grouped(named: Mapping[str, Any], lead: Sequence[int]) -> bool:
     """Whether key and value have heads of their own number; else heads are broadcast."""
     axis = -2 if "cu_seqlens_q" in named else -3
     query, key, value = (named[name].shape[axis:][:1] for name in OPERANDS)
-    return query == (lead[-1],) and key == value
+    return bool(query == (lead[-1],) and key == value)
 
 
 def _tangents(named: Mapping[str, Any], pattern: str) -> dict[str, Any]:

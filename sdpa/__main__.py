@@ -193,8 +193,6 @@ def _lab(options: argparse.Namespace) -> None:
         _parser().parse_args(["lab", "--help"])
     try:
         table, complete = cli.run(options, _destination)
-    except KeyError as error:
-        sys.exit(f"python -m sdpa lab {options.experiment}: unknown name {error}; see --help")
     except (ImportError, ValueError) as error:
         sys.exit(f"python -m sdpa lab {options.experiment}: {error}")
     print(cli.text(table, cli.columns()))

@@ -114,7 +114,10 @@ def test_lab_alone_lists_the_experiments(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("critical", "--families", "odd"), "python -m sdpa lab critical: unknown name 'odd'"),
+        (
+            ("critical", "--families", "odd"),
+            "python -m sdpa lab critical: families: expected 'normal', 'exponential', 'uniform' or",
+        ),
         (("saturation", "--csv", "/"), "python -m sdpa: cannot write /"),
         (("saturation", "--pdf", ""), "python -m sdpa: cannot write .: it is a folder"),
         (

@@ -177,14 +177,12 @@ NOINLINE void few_keys_forward(const sdpa_unit *u, const few_keys_rows *x, int64
     }
 }
 
-/* False, having done nothing, where the unit goes another way. */
-#define forward_few_keys OF_BASE(forward_few_keys)
-SHARED bool forward_few_keys(const sdpa_unit *u, void *scratch);
+#define forward_by_rows OF_BASE(forward_by_rows)
+SHARED void forward_by_rows(const sdpa_unit *u, void *scratch);
 
 #if OWNS_SHARED
-SHARED bool forward_few_keys(const sdpa_unit *u, void *scratch) {
+SHARED void forward_by_rows(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
-    if (!forward_takes_rows(u)) return false;
     SDPA_TAKE(FEW_KEYS);
     const real c = product_factor(u, M_LOG2E);
     int64_t j0, n_k;
@@ -205,9 +203,15 @@ SHARED bool forward_few_keys(const sdpa_unit *u, void *scratch) {
     for (int64_t i = 0; i < u->n_i; i += step) {
         few_keys_forward(u, &x, i, u->n_i - i < step ? u->n_i - i : step, c);
     }
-    return true;
 }
 #endif
+
+/* False, having done nothing, where the unit goes another way. */
+INLINE bool forward_few_keys(const sdpa_unit *u, void *scratch) {
+    if (!forward_takes_rows(u)) return false;
+    forward_by_rows(u, scratch);
+    return true;
+}
 #else
 INLINE bool forward_few_keys(const sdpa_unit *u, void *scratch) { return (void)u, (void)scratch, false; }
 #endif

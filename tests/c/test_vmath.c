@@ -32,7 +32,7 @@ typedef long double exact;
 #define exact_abs fabsl
 #define exact_exp2 exp2l
 #define exact_tanh tanhl
-#define exact_log logl
+#define exact_log log_by_exp
 #define LIMIT 1023
 #define FRACTION 52
 #define SMALLEST DBL_MIN
@@ -126,6 +126,14 @@ static exact hyperbolic(const curve *f, real x) {
     if (fabs(x) < 0x1p-16) return x - (exact)x * x * x / 3;
     return exact_tanh(x);
 }
+
+#if SDPA_REAL == 64
+/* log x: that of double and a step of Newton's method. Bochs emulates the instruction behind logl to 50 bits. */
+static long double log_by_exp(long double x) {
+    const long double y = log((double)x), power = expl(-y);
+    return y + (fabsl(y) < 0.5L ? (x - 1) * power + expm1l(-y) : x * power - 1);
+}
+#endif
 
 static exact logarithm(const curve *f, real x) {
     (void)f;

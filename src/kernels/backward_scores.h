@@ -53,11 +53,15 @@ INLINE bool by_tiles(const backward_scratch *w) {
 /* Whether delta is summed with the weights, since O is not precise enough for it. */
 INLINE bool weighs_delta(const sdpa_problem *p) { return sdpa_is_narrow(p->o.dtype) || p->scores == SDPA_ADDITIVE; }
 
+/* The largest relative error of rounding to the 16 bits of O. */
+INLINE real out_roundoff(const sdpa_problem *p) { return p->o.dtype == SDPA_BF16 ? 0x1p-8f : 0x1p-11f; }
+
 /* How far from 1 the sum of a complete row may be, in log2 units, where |lse| is small: lse and the sum are rounded. lse
  * of a stale maximum is off by more (forward.h). Beside an O of 16 bits, a sixteenth of its rounding error: a row with
- * that much weight elsewhere is still better off with delta from these weights than from O. */
+ * that much weight elsewhere is still better off with delta from these weights than from O. Rows of large scores, whose
+ * rounding takes the sum further from 1, see is_own_delta. */
 INLINE real completion_slack(const sdpa_problem *p) {
-    return p->o.dtype == SDPA_BF16 ? 0x1p-12f : p->o.dtype == SDPA_F16 ? 0x1p-15f : 8 * REAL_EPSILON;
+    return sdpa_is_narrow(p->o.dtype) ? out_roundoff(p) / 16 : 8 * REAL_EPSILON;
 }
 
 /* Whether lse has more digits than the kernel computes with, so that it lost none. */

@@ -162,3 +162,69 @@ class Rounded:
 
     def standard_normal(self, shape):
         return self.rng.standard_normal(shape).astype(self.dtype).astype(np.float64)
+
+
+def _large_scores(rng, dtype, n_q, n_k):
+    """Operands and a mask of -size, beside which the scores, near size, leave a small lse.
+
+    float32's scores are then off by about sqrt(64) 2^-24 size, which is u.
+    """
+    size = unit_roundoff(dtype) * 2.0**21
+    x = {
+        name: normal(rng, (2, n, d), F32)
+        for name, n, d in [
+            ("grad_out", n_q, 24), ("query", n_q, 64), ("key", n_k, 64), ("value", n_k, 24),
+        ]
+    }  # fmt: skip
+    x["query"][..., 0] = size**0.5
+    x["key"][..., 0] = np.float32(8 * size**0.5).astype(dtype)
+    x["value"] += 64
+    x = {name: a.astype(dtype) for name, a in x.items()}
+    mask = np.full((n_q, n_k), -np.float64(x["query"][0, 0, 0]) * x["key"][0, 0, 0] / 8, F32)
+    return x, mask, size
+
+
+@pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=["f16", "bf16"])
+@pytest.mark.parametrize(("n_q", "n_k"), [(4, 120), (100, 20), (100, 120), (100, 1100)])
+def test_of_large_scores(isa, n_q, n_k, dtype, rng):
+    """As good as float32's, rounded once, although the weights of a row do not sum to 1.
+
+    The scores are not those of the forward, whose sums are in another order. What keys have in
+    common makes dQ a small difference again, unless dS sums to 0.
+    """
+    x, mask, _ = _large_scores(rng, dtype, n_q, n_k)
+    found, wide, exact = (
+        _attention({name: a.astype(t) for name, a in x.items()}, attn_mask=mask.astype(m))
+        for t, m in [(dtype, F32), (F32, F32), (np.float64, np.float64)]
+    )
+    for name in ("query", "key", "value"):
+        error, own = (
+            np.linalg.norm(g[name].astype(np.float64) - exact[name]) for g in (found, wide)
+        )
+        assert error <= unit_roundoff(dtype) * np.linalg.norm(exact[name]) + own, name
+
+
+@pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("n_k", [120, 1100])
+def test_of_keys_with_little_weight_elsewhere(isa, n_k, dtype, rng):
+    """Parts of rows that may pass for whole ones at large scores: a delta from their weights is
+    taken only if out does not contradict, and both are off by no more than the rounding of out."""
+    n_q, part = 100, slice(0, n_k - 16)
+    x, mask, size = _large_scores(rng, dtype, n_q, n_k)
+    mask[:, part.stop :] -= np.linspace(0, 16, n_q, dtype=F32)[:, None]
+    grad_out, query, key, value = x.values()
+    out, lse = sdpa.attention_forward(query, key, value, mask)
+    found = sdpa.attention_backward(
+        grad_out, query, key[:, part], value[:, part], out, lse, mask[None, :, part].repeat(2, 0),
+        needs=("attn_mask",),
+    ).attn_mask  # fmt: skip
+    grad_out, query, key, value = (a.astype(np.float64) for a in x.values())
+    mask = mask.astype(np.float64)
+    weights = sdpa.attention_weights(query, key, attn_mask=mask)[..., part]
+    exact = sdpa.attention_backward(
+        grad_out, query, key, value, *sdpa.attention_forward(query, key, value, mask),
+        mask[None].repeat(2, 0), needs=("attn_mask",),
+    ).attn_mask[..., part]  # fmt: skip
+    off = unit_roundoff(dtype) * abs(grad_out * out.astype(np.float64)).sum(-1, keepdims=True)
+    rounding = 2 * unit_roundoff(F32) * 9 * size
+    assert (abs(found - exact) <= 2 * off * weights + 2 * rounding * abs(exact)).all()

@@ -124,6 +124,34 @@ COLD NOINLINE void subtract_delta(const sdpa_unit *u, const backward_scratch *w,
     }
 }
 
+/* Takes delta of rows that are not complete from their weights where is_own_delta says so: then dS sums to dlse. */
+NOINLINE void centre_rows(const sdpa_unit *u, const backward_scratch *w, keys b) {
+    double longest = -1;
+    for (int64_t i = 0; i < u->n_i; i += VL) {
+        const int lanes = u->n_i - i < VL ? (int)(u->n_i - i) : VL;
+        bool taken = true, any = false;
+        for (int l = 0; l < lanes; l++) taken &= w->weighed[i + l];
+        if (taken) continue;
+        vec total = {0}, sum = {0}, lack = {0};
+        for (int64_t at = i; at < b.n * w->n_lanes; at += w->n_lanes) {
+            total += vload(w->p + at);
+            sum += vload(w->ds + at);
+        }
+        for (int l = 0; l < lanes; l++) {
+            if (w->weighed[i + l]) continue;
+            const double dlse = u->dlse ? w->dlse[i + l] : 0, lacks = (double)sum[l] / total[l] - dlse;
+            const double delta = w->delta[i + l] + dlse + lacks;
+            if (!is_own_delta(u, w, i + l, b.j0, b.j0 + b.n, total[l], delta, &longest)) continue;
+            lack[l] = (real)lacks;
+            any = true;
+        }
+        for (int64_t at = i; any && at < b.n * w->n_lanes; at += w->n_lanes) {
+            const vec p = vload(w->p + at);
+            vstore(w->ds + at, vselect((ivec)p == SIGN_BIT, p, vload(w->ds + at) - p * lack));
+        }
+    }
+}
+
 /* P^T and dS^T of keys k, by products of rows. */
 NOINLINE void one_block_by_rows(const sdpa_unit *u, backward_scratch *w, const backward_rows *own, const rows *k,
                                 const rows *v, const real *lse_residue) {
@@ -243,6 +271,7 @@ NOINLINE bool backward_one_block(const sdpa_unit *u, void *scratch) {
     } else {
         one_block_by_panels(u, &w, &own, &k, &v, lse_residue);
     }
+    if (is_coarse(u) && wants_scores(u)) centre_rows(u, &w, b);
     write_gradients(u, &w, &own, &k, b);
     return true;
 }

@@ -18,6 +18,8 @@ from sdpa.mechanisms.rotary import checked_positions
 Own = tuple[Mapping[str, ArrayLike] | None, ArrayLike | None, ArrayLike | None]
 """parameters, positions and context_positions, as given."""
 
+_MOST_AXES = 63
+
 
 def checked_call(
     layer: Definition,
@@ -99,6 +101,11 @@ def _check_input(layer: Definition, name: str, x: Array, width: int) -> None:
     checked_rows(name, x, f"L, {width}")
     if x.shape[-1] != width:
         raise ValueError(f"{name}: expected (..., L, {width}), got {x.shape}")
+    if x.ndim > _MOST_AXES:
+        raise ValueError(
+            f"{name}: expected at most {_MOST_AXES} axes, beside which NumPy has one for heads, "
+            f"got {x.ndim}"
+        )
 
 
 def check_names(layer: Definition, parameters: Any) -> None:

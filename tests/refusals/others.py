@@ -404,6 +404,16 @@ FORWARD = {
         {"x": ones(8)},
     ),
     "x": (ValueError, "x: expected (..., L, 8), got (2, 5, 6)", {"x": ones(2, 5, 6)}),
+    "x of as many axes as NumPy has": (
+        ValueError,
+        "x: expected at most 63 axes, beside which NumPy has one for heads, got 64",
+        {"x": ones(*[1] * 62, 5, 8)},
+    ),
+    "context of as many": (
+        ValueError,
+        "context: expected at most 63 axes, beside which NumPy has one for heads, got 64",
+        {"context": ones(*[1] * 62, 7, 6)},
+    ),
     "x missing": (
         TypeError,
         "x: expected the layer's dtype float32, got object; write x.astype(layer.dtype)",

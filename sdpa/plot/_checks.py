@@ -54,7 +54,9 @@ def checked_tokens(
 def _tokens(name: str, tokens: Any, n: int, size: str) -> list[str] | None:
     if tokens is None:
         return None
-    if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+    # Bytes hold numbers, and a set has no order.
+    no_sequence = isinstance(tokens, str | bytes | bytearray | set | frozenset)
+    if no_sequence or not isinstance(tokens, Iterable) or getattr(tokens, "ndim", 1) == 0:
         got = "one text; write list(text)" if isinstance(tokens, str) else repr(tokens)
         raise TypeError(f"{name}: expected a sequence of {n} texts, got {got}")
     texts = [str(token) for token in tokens]

@@ -25,6 +25,9 @@ DOTS = 100
 """Pixels an inch, of matplotlib's figures unless told otherwise. A map that has more numbers would
 leave out some of them, and so whole diagonals."""
 
+LEGEND = 58
+"""Letters of the three entries of a pattern's legend that fit side by side."""
+
 # Colours of Okabe and Ito, "Color Universal Design" (2008).
 KINDS = ("skipped", "masked pair by pair", "computed whole")
 KIND_COLORS = ("#eeeeee", "#E69F00", "#0072B2")
@@ -114,24 +117,21 @@ def weights(
         figure, places, inches = _panels(heads, n_q, n_k)
     else:
         figure, places = figure_of(ax), np.array([ax])
-        box = ax.get_window_extent()
-        inches = box.height / figure.dpi, box.width / figure.dpi
+        inches = _inches(ax)
     most = found.max() or 1.0
-    block = [ceil(n / (DOTS * length)) for n, length in zip((n_q, n_k), inches, strict=True)]
-    for head, (place, values) in enumerate(zip(places, _largest(found, block), strict=False)):
-        # The last cell may reach beyond the end.
-        bottom, right = np.multiply(values.shape, block) - 0.5
+    cells, _, size = _cells(found, inches)
+    for head, (place, values) in enumerate(zip(places, cells, strict=False)):
         image = place.imshow(
             values, vmin=0, vmax=most, cmap=COLORS, interpolation="nearest", aspect="auto",
-            extent=(-0.5, right, bottom, -0.5),
+            extent=(-0.5, n_k - 0.5, n_q - 0.5, -0.5),
         )  # fmt: skip
-        place.set(xlim=(-0.5, n_k - 0.5), ylim=(n_q - 0.5, -0.5))
+        _uncover(place)
         if hidden is not None:
             _hatch(place, hidden[head])
         _label(place, tokens, (n_q, n_k), inches)
         if heads > 1:
             place.set_title(f"head {head}", fontsize="medium")
-    label = "weight" if block == [1, 1] else f"largest weight of {block[0]} x {block[1]} pairs"
+    label = "weight" if size is None else f"largest weight of {size} pairs"
     figure.colorbar(image, ax=list(places[:heads]), label=label)
     return figure
 
@@ -150,12 +150,44 @@ def _panels(heads: int, n_q: int, n_k: int) -> tuple[Figure, Any, tuple[float, f
     return figure, places[:heads], (max(height - 0.8, 0.5), width - 0.8)
 
 
-def _largest(weights: npt.NDArray[Any], block: Sequence[int]) -> npt.NDArray[Any]:
-    """The largest of each block of the last two axes."""
-    for axis, size in zip((-2, -1), block, strict=True):
-        if size > 1:
-            weights = np.maximum.reduceat(weights, range(0, weights.shape[axis], size), axis)
-    return weights
+def _uncover(axes: Axes) -> None:
+    """Move the frame off the cells at the edges, which may be as narrow as its line."""
+    axes.spines[:].set_position(("outward", 1.5))
+
+
+def _inches(axes: Axes) -> tuple[float, float]:
+    """How high and wide axes are."""
+    box, dpi = axes.get_window_extent(), figure_of(axes).dpi
+    return box.height / dpi, box.width / dpi
+
+
+def _starts(n: int, inches: float) -> npt.NDArray[np.intp]:
+    """Where cells of a pixel at least begin, in n numbers along an axis.
+
+    They are as long as one another but for one number: a short last one would have no pixel.
+    """
+    size = ceil(n / (DOTS * inches))
+    count = ceil(n / size)
+    return np.arange(count) * n // count
+
+
+def _cells(
+    weights: npt.NDArray[Any], inches: tuple[float, float]
+) -> tuple[npt.NDArray[Any], list[npt.NDArray[np.intp]], str | None]:
+    """The largest of each cell of the last two axes, where cells begin, how many each has."""
+    starts = [_starts(n, by) for n, by in zip(weights.shape[-2:], inches, strict=True)]
+    texts = []
+    for axis, first in zip((-2, -1), starts, strict=True):
+        texts.append(_count(first, weights.shape[axis]))
+        if len(first) < weights.shape[axis]:
+            weights = np.maximum.reduceat(weights, first, axis)
+    return weights, starts, None if texts == ["1", "1"] else " x ".join(texts)
+
+
+def _count(starts: npt.NDArray[np.intp], n: int) -> str:
+    """How many of n numbers a cell has, in words."""
+    sizes = np.diff(starts, append=n)
+    return str(sizes.max()) if sizes.min() == sizes.max() else f"up to {sizes.max()}"
 
 
 def _label(
@@ -170,7 +202,8 @@ def _label(
         if texts is None:
             from matplotlib.ticker import MaxNLocator
 
-            axis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+            # By default it names two at least, so on an axis of one place fractions as well.
+            axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, min_n_ticks=1))
             continue
         step = ceil(n / max(length // LABEL, 1))
         # A dollar sign would begin a formula.
@@ -248,21 +281,21 @@ def statistics(rows: _core.AttentionStatistics) -> Figure:
     maps = [values.reshape(-1, shape[-1]) for values in maps]
     heads, n = maps[0].shape
     figure = _figure(8.0, 2.2 + 0.5 * heads)
-    size = ceil(n / (6 * DOTS))  # the maps are about six inches wide
-    starts = np.arange(0, n, size)
+    starts = _starts(n, 6)  # the maps are about six inches wide
     means = np.add.reduceat(maps[0], starts, -1) / np.diff(starts, append=n)
     largest = np.maximum.reduceat(maps[1], starts, -1)
-    each = f", each of {size} queries" if size > 1 else ""
+    each = f", each of {_count(starts, n)} queries" if len(starts) < n else ""
     titles = f"{'mean ' if each else ''}entropy, nats{each}", f"largest weight{each}"
     for axes, values, top, title in zip(
-        figure.subplots(2, 1), (means, largest), (None, 1.0), titles, strict=True
+        figure.subplots(2, 1), (means, largest), (means.max() or 1.0, 1.0), titles, strict=True
     ):
         image = axes.imshow(
             values, vmin=0, vmax=top, cmap=COLORS, interpolation="nearest", aspect="auto",
-            extent=(-0.5, len(starts) * size - 0.5, heads - 0.5, -0.5),
+            extent=(-0.5, n - 0.5, heads - 0.5, -0.5),
         )  # fmt: skip
-        axes.set(title=title, xlabel="query", ylabel="head", xlim=(-0.5, n - 0.5))
-        axes.locator_params(integer=True)
+        _uncover(axes)
+        axes.set(title=title, xlabel="query", ylabel="head")
+        axes.locator_params(integer=True, min_n_ticks=1)
         figure.colorbar(image, ax=axes)
     return figure
 
@@ -289,7 +322,8 @@ def pattern(shape: tuple[int, int], *, ax: Axes | None = None, **options: Any) -
     Returns
     -------
     matplotlib.figure.Figure
-        The title says how many tiles are computed.
+        The title says how many tiles are computed. Where there are more tiles than pixels, each
+        cell shows the one of several that computes the most; the legend says of how many.
 
     Raises
     ------
@@ -313,22 +347,31 @@ def pattern(shape: tuple[int, int], *, ax: Axes | None = None, **options: Any) -
     n_q, n_k = _checked_shape(shape)
     kinds, (rows, columns) = _tiles(n_q, n_k, checked_options(pattern, options, _known()))
     if ax is None:
-        figure = _figure(5.6, 1.2 + 4.4 * min(max(n_q / n_k, 0.3), 2))
+        height = 4.4 * min(max(n_q / n_k, 0.3), 2)
+        figure = _figure(5.6, 1.2 + height)
         axes = figure.subplots()
+        inches = height - 0.6, 4.2
     else:
         figure, axes = figure_of(ax), ax
+        inches = _inches(ax)
 
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    edges = [np.minimum(np.arange(n + 1) * size, end) for n, size, end in zip(
-        kinds.shape, (rows, columns), (n_q, n_k), strict=True)]  # fmt: skip
+    # Of a row of cells at an edge, half a pixel may be cut off.
+    cells, starts, size = _cells(kinds, (0.65 * inches[0], 0.65 * inches[1]))
+    edges = [
+        np.append(first * of_tile, n)
+        for first, of_tile, n in zip(starts, (rows, columns), (n_q, n_k), strict=True)
+    ]
     line = 0.5 if max(kinds.shape) <= 128 else 0
     axes.pcolormesh(
-        edges[1], edges[0], kinds, cmap=ListedColormap(KIND_COLORS), vmin=0, vmax=2,
+        edges[1], edges[0], cells, cmap=ListedColormap(KIND_COLORS), vmin=0, vmax=2,
         edgecolors="white", linewidth=line,
     )  # fmt: skip
     axes.invert_yaxis()
+    _uncover(axes)
+    axes.locator_params(integer=True, min_n_ticks=1)
     computed = int((kinds > 0).sum())
     axes.set(
         xlabel="key",
@@ -337,14 +380,21 @@ def pattern(shape: tuple[int, int], *, ax: Axes | None = None, **options: Any) -
     )
     axes.title.set_fontsize("medium")
     counts = [int((kinds == kind).sum()) for kind in range(3)]
-    handles = [
-        Patch(facecolor=color, edgecolor="#888888", label=f"{name}: {n}")
-        for color, name, n in zip(KIND_COLORS, KINDS, counts, strict=True)
-    ]
+    labels = [f"{name}: {n}" for name, n in zip(KINDS, counts, strict=True)]
+    look: dict[str, Any] = {
+        "handles": [
+            Patch(facecolor=color, edgecolor="#888888", label=label)
+            for color, label in zip(KIND_COLORS, labels, strict=True)
+        ],
+        "fontsize": "small",
+        "title": None if size is None else f"each cell: the most of {size} tiles",
+        "title_fontsize": "small",
+    }
     if ax is None:
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
+        columns = 3 if len("".join(labels)) <= LEGEND else 1
+        figure.legend(loc="outside lower center", ncols=columns, **look)
     else:
-        axes.legend(handles=handles, loc="upper right", fontsize="small", framealpha=1)
+        axes.legend(loc="upper right", framealpha=1, **look)
     return figure
 
 

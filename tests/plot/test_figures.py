@@ -10,6 +10,8 @@ import sdpa
 
 pytest.importorskip("matplotlib")
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from sdpa.plot import _figures
@@ -72,7 +74,7 @@ def test_a_map_of_more_weights_than_pixels_shows_the_largest_of_each_cell(rng):
     figure = sdpa.plot.weights(weights, mask=np.ones((n, n), bool))
     *axes, bar = figure.axes
     (image,) = axes[0].images
-    size = int(bar.get_ylabel().removeprefix("largest weight of ").split(" x ")[0])
+    size = int(bar.get_ylabel().removeprefix("largest weight of up to ").split(" x ")[0])
     assert size > 1
     np.testing.assert_array_equal(image.get_array(), np.eye(-(-n // size)))
     assert axes[0].get_xlim() == (-0.5, n - 0.5)
@@ -80,6 +82,49 @@ def test_a_map_of_more_weights_than_pixels_shows_the_largest_of_each_cell(rng):
     figure.draw_without_rendering()
     box = axes[0].get_window_extent()
     assert min(box.width, box.height) >= n / size  # each cell has its pixel
+
+
+def edge_colours(figure, axes):
+    """The colours of the pixels around the middle of each edge of axes, 0 to 255."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[::-1, :, :3]  # from below, as boxes are
+    box = axes.get_window_extent()
+    x, y = int((box.x0 + box.x1) / 2), int((box.y0 + box.y1) / 2)
+    return [
+        pixels[y, int(box.x0) - 3 : int(box.x0) + 4],
+        pixels[y, int(box.x1) - 3 : int(box.x1) + 4],
+        pixels[int(box.y0) - 3 : int(box.y0) + 4, x],
+        pixels[int(box.y1) - 3 : int(box.y1) + 4, x],
+    ]
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("n", [2000, 2029])
+def test_the_first_and_the_last_of_many_weights_are_seen(heads, n):
+    """Where a cell has one pixel: not under the frame, and not less than a pixel at the end."""
+    weights = np.zeros((heads, n, n))
+    weights[:, [0, -1]] = weights[:, :, [0, -1]] = 1
+    figure = sdpa.plot.weights(weights)
+    *maps, _ = figure.axes
+    for axes in maps:
+        (image,) = axes.images
+        largest = image.to_rgba(np.ones(1), bytes=True)[0, :3]
+        for colours in edge_colours(figure, axes):
+            assert (colours == largest).all(axis=-1).any()
+
+
+@pytest.mark.parametrize("shape", [(1, 9), (9, 1)])
+def test_axes_count_in_integers(shape):
+    """Of one query or one key, too."""
+    for figure in (
+        sdpa.plot.weights(np.ones(shape)),
+        sdpa.plot.pattern(shape),
+        sdpa.plot.statistics(sdpa.attention_statistics(np.ones((shape[0], 2)), np.ones((3, 2)))),
+    ):
+        for axis in figure.axes[0].xaxis, figure.axes[0].yaxis:
+            places = axis.get_ticklocs()
+            np.testing.assert_array_equal(places, np.round(places))
 
 
 def hatched(axes, shape):
@@ -149,6 +194,12 @@ REFUSED = {
     "mask-ragged": ({"mask": [[True], []]}, "mask: expected an array, got .*list"),
     "no-axes": ({"ax": 1}, r"ax: expected matplotlib\.axes\.Axes, got 1"),
     "one-text": ({"query_tokens": "abc"}, "query_tokens: expected a sequence of 3 texts"),
+    "bytes": ({"query_tokens": b"abc"}, "query_tokens: expected a sequence of 3 texts, got b'abc'"),
+    "set": ({"key_tokens": {"a", "b", "c"}}, "key_tokens: expected a sequence of 3 texts, got {"),
+    "text-of-an-array": (
+        {"query_tokens": np.array("abc")},
+        "query_tokens: expected a sequence of 3 texts, got array",
+    ),
     "few-tokens": ({"query_tokens": ["a"]}, "query_tokens: expected Lq = 3 texts, got 1"),
     "key-tokens": ({"key_tokens": ["a"]}, "key_tokens: expected Lk = 3 texts, got 1"),
     "mask-shape": ({"mask": np.ones((2, 3), bool)}, r"mask: expected a shape that broadcasts"),
@@ -207,6 +258,12 @@ def test_statistics_of_more_queries_than_pixels(rng):
     blocks = rows.max_weight.reshape(2, 500, 3)
     np.testing.assert_array_equal(largest.images[0].get_array(), blocks.max(axis=-1))
     assert entropy.get_xlim() == (-0.5, 1499.5)
+
+
+def test_entropies_that_are_all_zero_have_the_colour_of_zero(rng):
+    x = normal(rng, (2, 4, 3), np.float32)
+    axes = sdpa.plot.statistics(sdpa.attention_statistics(x, x[:, :1])).axes[0]
+    assert axes.images[0].get_clim() == (0, 1)
 
 
 def test_statistics_refused(rng):
@@ -315,6 +372,27 @@ def test_the_pattern_shows_the_tiles():
     assert figure.axes[0].get_title() == title
     counts = [text.get_text().rpartition(": ")[2] for text in figure.legends[0].get_texts()]
     assert counts == [str((kinds == kind).sum()) for kind in range(3)]
+
+
+def test_of_more_tiles_than_pixels_none_that_is_computed_vanishes():
+    """A cell shows the most of its tiles, those at the edges too; the legend fits the figure."""
+
+    def border(b, h, q, k):
+        return (q < 24) | (k < 128) | (q > 29990) | (k > 79990)
+
+    figure = sdpa.plot.pattern((30000, 80000), mask_mod=border)
+    (axes,), (legend,) = figure.axes, figure.legends
+    assert legend.get_title().get_text().startswith("each cell: the most of ")
+    colours = [255 * np.array(to_rgb(color)) for color in _figures.KIND_COLORS[1:]]
+    for found in edge_colours(figure, axes):
+        assert any((abs(found - color) <= 1).all(axis=-1).any() for color in colours)
+    counts = [int(text.get_text().rpartition(": ")[2]) for text in legend.get_texts()]
+    title = axes.get_title().split()
+    assert int(title[0]) == counts[1] + counts[2]
+    assert int(title[2]) == sum(counts)
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
 
 
 def test_the_pattern_of_a_function():

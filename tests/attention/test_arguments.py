@@ -236,16 +236,17 @@ def test_an_exception_of_an_argument_passes(options):
         sdpa.attention(**(operands() | options))
 
 
-@pytest.mark.parametrize(
-    ("function", "options"),
-    [
-        (sdpa.attention_weights, {"queries": slice(Broken(), None)}),
-        (sdpa.attention_forward, {"lse_dtype": BrokenType()}),
-    ],
-)
-def test_an_exception_of_another_option_passes(function, options):
+def test_an_exception_of_chosen_queries_passes():
     with pytest.raises(RuntimeError, match="broken"):
-        function(**CALLS[function](), **options)
+        sdpa.attention_weights(**CALLS[sdpa.attention_weights](), queries=slice(Broken(), None))
+
+
+def test_an_exception_of_a_dtype_passes_where_numpy_lets_it():
+    """NumPy 2.0 puts a TypeError of its own in its place."""
+    with pytest.raises((RuntimeError, TypeError)) as of_numpy:
+        np.dtype(BrokenType())
+    with pytest.raises(of_numpy.type, match=r"broken|lse_dtype"):
+        sdpa.attention_forward(**CALLS[sdpa.attention_forward](), lse_dtype=BrokenType())
 
 
 def test_an_interruption_in_a_class_passes():
